@@ -1,0 +1,31 @@
+"""Adaptive patch splitting for Vision Transformers.
+
+    model = split_core.wrap(timm_model, policy="entropy", budget=0.7)
+    logits = model(images)
+
+The names below load on first use, so that importing the package (for its registry, say) loads neither torch
+nor a plugin.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from split_core.engine.draw import draw
+    from split_core.model import SplitViT, wrap
+    from split_core.types import Grid, Layout, Pyramid, Splits
+
+__all__ = ["Grid", "Layout", "Pyramid", "SplitViT", "Splits", "draw", "wrap"]
+
+
+def __getattr__(name: str) -> Any:
+    homes = {"draw": "engine.draw", "SplitViT": "model", "wrap": "model"}
+    if name not in __all__:
+        raise AttributeError(f"module 'split_core' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"split_core.{homes.get(name, 'types')}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

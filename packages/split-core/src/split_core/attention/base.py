@@ -1,0 +1,81 @@
+"""The protocol of attention backends, their probe, and the choice between them."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from split_core import registry
+from split_core.errors import SplitError
+from split_core.packing import Segments
+
+logger = logging.getLogger(__name__)
+
+PREFERENCE = {"cuda": ("varlen", "xformers", "sdpa"), "cpu": ("sdpa",)}
+
+
+class AttentionBackend:
+    """Block-diagonal softmax attention over the segments of a packed sequence."""
+
+    name: str = ""
+
+    def __init__(self, config: object = None, context: object = None) -> None:
+        """Backends have no settings; the arguments are those every plugin target gets."""
+
+    def attend(
+        self, q: Float[Tensor, "T h e"], k: Float[Tensor, "T h e"], v: Float[Tensor, "T h e"], segments: Segments,
+        *, scale: float, dropout: float = 0.0,
+    ) -> Float[Tensor, "T h e"]:  # fmt: skip
+        """softmax(q k^T * scale) v within each segment.
+
+        Raises:
+            ValueError: segments do not add up to T.
+        """
+        if segments.total != q.shape[0]:
+            raise ValueError(f"segments hold {segments.total} tokens but the sequence has {q.shape[0]}")
+        if segments.total == 0:
+            return v
+        # A norm on q, k runs in float32 under autocast while v does not; kernels want one dtype.
+        return self._attend(q.to(v.dtype), k.to(v.dtype), v, segments, scale=scale, dropout=dropout)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments, *, scale: float, dropout: float) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} does not define _attend")
+
+    def unavailable(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Why this backend cannot run here, or None. Runs the operator, forward and backward, on a tiny input."""
+        try:
+            with torch.enable_grad():
+                q = torch.randn(7, 2, 32, device=device, dtype=dtype, requires_grad=True)
+                cu = torch.tensor([0, 3, 7], device=device, dtype=torch.int32)
+                self.attend(q, q, q, Segments(cu, (3, 4), 8), scale=0.2).sum().backward()
+        except Exception as failure:  # kernels fail with whatever their library raises
+            return f"{type(failure).__name__}: {str(failure).strip().splitlines()[0] if str(failure).strip() else 'no message'}"
+        return None
+
+
+@cache
+def _probe(name: str, device_type: str, dtype: torch.dtype) -> str | None:
+    return registry.build("attention", name, None).unavailable(torch.device(device_type), dtype)
+
+
+def choose_backend(name: str, device: torch.device, dtype: torch.dtype) -> AttentionBackend:
+    """The backend called `name`, or with "auto" the first of the device's preference that passes its probe.
+
+    Raises:
+        SplitError: `name` cannot run on this device; says why.
+    """
+    if name != "auto":
+        reason = _probe(name, device.type, dtype)
+        if reason is not None:
+            raise SplitError(f"attention backend {name!r} is unavailable on {device.type} in {dtype}: {reason}")
+        return registry.build("attention", name, None)
+    for candidate in PREFERENCE.get(device.type, ("sdpa",)):
+        reason = _probe(candidate, device.type, dtype)
+        if reason is None:
+            return registry.build("attention", candidate, None)
+        logger.info("attention backend %s is unavailable (%s); trying the next", candidate, reason)
+    raise SplitError(f"no attention backend runs on {device.type} in {dtype}; see do=plugins for the list")

@@ -1,0 +1,193 @@
+"""The settings of a run: one schema, checked whole before anything is written or torch is loaded.
+
+Seven groups choose something that plugins offer. Each is a mapping ``{"name": ..., setting: value}`` whose settings
+are checked by the chosen entry's own class, with its defaults filled in, so that the mapping written to config.yaml
+is complete. `split_core.resolve` makes a RunConfig from recipes and the command line.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from split_core import registry
+from split_core.errors import SplitError, unknown
+from split_core.learn.config import DualConfig, PPOConfig
+from split_core.plugins import KINDS, PluginConfig
+
+__all__ = ["GROUPS", "DualConfig", "PPOConfig", "RunConfig"]
+
+GROUPS = tuple(KINDS)
+"""Fields of RunConfig whose settings belong to a plugin."""
+
+Group = dict[str, Any]
+Rule = Literal["threshold", "sample", "image", "batch"]
+
+
+def _known_methods(names: tuple[str, ...]) -> tuple[str, ...]:
+    """A method is a policy, a reducer, or NAME_warmstart for a policy before the estimator."""
+    policies, reducers = registry.entries("policy"), registry.entries("reducer")
+    for name in names:
+        if name not in reducers and name.removesuffix("_warmstart") not in policies:
+            raise SplitError(unknown("method", name, [*policies, *reducers]))
+    return names
+
+
+class Section(PluginConfig):
+    """A part of RunConfig, under the rules of plugin settings: unknown keys are errors, instances do not change."""
+
+
+class MethodsSection(Section):
+    """A section that compares methods."""
+
+    methods: tuple[str, ...] = Field(
+        (),
+        description="rivals of the run's policy: policies, reducers, NAME_warmstart for a policy before the estimator",
+    )
+
+    @field_validator("methods")
+    @classmethod
+    def _check_methods(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return _known_methods(value)
+
+
+class AdaptConfig(Section):
+    """Fine-tuning of the backbone and the head on mixed masks (Sec. 3.4), alike for every method compared."""
+
+    images: int = Field(50_000, ge=0, description="images seen; 0 skips the phase")
+    batch_size: int = Field(512, ge=1, description="images per step")
+    backbone_lr: float = Field(1e-6, ge=0, description="peak learning rate of the backbone; 0 freezes it")
+    head_lr: float = Field(1e-4, ge=0, description="peak learning rate of the task's head and the pyramid's new layers")
+    weight_decay: float = Field(0.05, ge=0, description="AdamW weight decay")
+    grad_clip: float = Field(1.0, gt=0, description="largest gradient norm")
+    warmup: float = Field(0.05, ge=0, le=1, description="fraction of the steps over which learning rates rise")
+    dense_fraction: float = Field(
+        0.0, ge=0, le=1, description="share of images seen all-fine, to keep the dense accuracy"
+    )
+    freeze: tuple[str, ...] = Field(
+        (), description="parameter names, or their beginnings, that stay as they are (vit.*, embed.*)"
+    )
+    budget_range: tuple[float, float] | None = Field(
+        None, description="draw each step's budget from [low, high] instead of keeping to `budget`"
+    )
+
+    @field_validator("budget_range")
+    @classmethod
+    def _check_range(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
+        if value is not None and not 0 < value[0] <= value[1] <= 1:
+            raise ValueError("should be [low, high] with 0 < low <= high <= 1")
+        return value
+
+
+class WarmstartConfig(Section):
+    """Cosine pseudo-labels for a learned policy while the backbone adapts (Sec. 3.4)."""
+
+    policy_lr: float = Field(1e-3, gt=0, description="learning rate of the policy")
+    tau: float = Field(
+        0.1, ge=0, le=1, description="cosine distance above which a parent is labelled to split, at first"
+    )
+    tau_lr: float = Field(1e-3, ge=0, description="step of tau per unit of (token fraction - budget)")
+
+
+class EvalConfig(MethodsSection):
+    """Evaluation beside other methods at the same token fraction."""
+
+    images: int = Field(5_000, ge=1, description="images evaluated")
+    batch_size: int = Field(64, ge=1, description="images per batch")
+    random_draws: int = Field(5, ge=1, description="draws that policies with randomness are averaged over")
+    split: Literal["train", "val", "test"] = Field("test", description="split of the data")
+
+
+class BenchConfig(MethodsSection):
+    """Speed of the whole pipeline, each method interleaved with the dense model."""
+
+    batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] = Field((16,), min_length=1, description="batch sizes timed")
+    budgets: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
+        (), description="token fractions timed; empty means `budget`"
+    )
+    repeats: int = Field(5, ge=1, description="timed runs, of which the median counts")
+    warmup: int = Field(2, ge=0, description="runs before the timed ones")
+
+
+class DrawConfig(Section):
+    """Pictures of where the tokens went."""
+
+    image: str | None = Field(
+        None, description="a picture file; without one, images of the data (image=PATH for short)"
+    )
+    count: int = Field(6, ge=1, description="images of the data drawn")
+
+    @field_validator("image")
+    @classmethod
+    def _check_image(cls, value: str | None) -> str | None:
+        if value is not None and not Path(value).is_file():
+            raise ValueError("should be a picture file, but there is no such file")
+        return value
+
+
+class CheckpointConfig(Section):
+    """What a killed run resumes from."""
+
+    every_steps: int = Field(200, ge=1, description="steps between checkpoints")
+    keep_last: int = Field(2, ge=1, description="checkpoints kept")
+
+
+class RunConfig(Section):
+    """Everything a run depends on."""
+
+    do: Literal["train", "eval", "bench", "draw", "report"] = Field("train", description="what to do")
+    task: Group = Field(description="what the model is for")
+    data: Group = Field(description="the images and their labels")
+    model: Group = Field(description="the backbone and its weights")
+    policy: Group = Field(description="decides which patches split")
+    reducer: Group | None = Field(None, description="a layer-wise reducer in place of splitting")
+    budget: float = Field(0.7, gt=0, le=1, description="rho, the token fraction aimed at")
+    stages: int = Field(1, ge=1, description="S, split stages; a coarse patch is 2^S fine ones wide")
+    attention: Group = Field({"name": "auto"}, description="attention backend; auto takes the best that runs here")
+    decision: Rule | None = Field(None, description="how logits become splits; null is the policy's own rule")
+    error: Literal["task"] = Field("task", description="E(x, M) that the estimator lowers: the task's error per image")
+    adapt: AdaptConfig = Field(AdaptConfig(), description="fine-tuning of the backbone on masks")
+    warmstart: WarmstartConfig = Field(WarmstartConfig(), description="warm start of a learned policy, during adapt")
+    estimator: Group = Field({"name": "ppo"}, description="how the policy learns from errors, after adapt")
+    eval: EvalConfig = Field(EvalConfig(), description="evaluation")
+    bench: BenchConfig = Field(BenchConfig(), description="timing")
+    draw: DrawConfig = Field(DrawConfig(), description="pictures")
+    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="checkpoints")
+    seed: int = Field(0, ge=0, description="seed of everything random")
+    threads: int | None = Field(None, ge=1, description="CPU threads; null leaves torch's own number")
+    workers: int = Field(0, ge=0, description="processes that load data; 0 loads in the main one")
+    device: str = Field("auto", min_length=1, description="auto, cpu, cuda ...")
+    # YAML reads a bare `no` as False
+    precision: Annotated[Literal["no", "bf16", "fp16"], BeforeValidator(lambda v: "no" if v is False else v)] = Field(
+        "no", description="mixed precision"
+    )
+    run_dir: str = Field("", description="where everything is written; empty means runs/TASK-DATA-POLICY-BUDGET-sSEED")
+    log_every: int = Field(10, ge=1, description="steps between log lines")
+
+    @field_validator(*GROUPS, mode="before")
+    @classmethod
+    def _check_group(cls, value: Any, info: Any) -> Any:  # info: pydantic's ValidationInfo, a protocol at run time
+        kind = info.field_name
+        if value is None and kind == "reducer":
+            return None
+        if not isinstance(value, str | dict | registry.Choice):
+            raise ValueError(f"should be a name, one of {', '.join(registry.entries(kind))}")
+        if kind == "attention" and (value == "auto" or (isinstance(value, dict) and value.get("name") == "auto")):
+            if value not in ("auto", {"name": "auto"}):
+                raise ValueError("auto takes no settings; name a backend to set it")
+            return {"name": "auto"}
+        choice = registry.choose(kind, value)
+        return {"name": choice.name, **choice.settings.model_dump(mode="json")}
+
+    def settings(self, group: str) -> PluginConfig:
+        """A group's settings as an instance of the chosen entry's class, e.g. ``config.settings("estimator").lr``."""
+        return registry.choose(group, getattr(self, group)).settings
+
+    @model_validator(mode="after")
+    def _name_run_dir(self) -> RunConfig:
+        if not self.run_dir:
+            name = f"{self.task['name']}-{self.data['name']}-{self.policy['name']}-{self.budget:g}-s{self.seed}"
+            object.__setattr__(self, "run_dir", f"runs/{name}")  # frozen for users, not yet complete here
+        return self

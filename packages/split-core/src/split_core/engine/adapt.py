@@ -1,0 +1,226 @@
+"""Phase one: the backbone learns to read mixed tokens; a learned policy imitates the cosine rule (Sec. 3.4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from split_core.calibrate import calibrate
+from split_core.config import AdaptConfig, RunConfig
+from split_core.decision import Decision
+from split_core.engine.checkpoint import Checkpoints, load_weights, save_weights
+from split_core.engine.loader import step_seed, to_device, training_batches
+from split_core.engine.methods import WARM
+from split_core.engine.session import Learner, Session
+from split_core.learn.dual import Threshold
+from split_core.learn.warmstart import imitation_loss, pseudo_labels, start_tau
+from split_core.model import SplitViT
+from split_core.quadtree import build_layout
+from split_core.task import Task
+from split_core.types import Pyramid, Splits
+
+
+def adapt(session: Session, source: str) -> None:
+    """Fine-tune a copy of the backbone on the partitions of `source` and save models/SOURCE.safetensors.
+
+    Resumes from the phase's last checkpoint; does nothing if the weights are there.
+    """
+    config = session.config
+    path = session.run_dir / "models" / f"{source}.safetensors"
+    if path.is_file():
+        return
+    learner = session.learner(own_settings(config, source.removesuffix(WARM)))
+    masks = WarmStartMasks(session, learner) if source.endswith(WARM) else PolicyMasks(session, learner)
+    steps = config.adapt.images // config.adapt.batch_size
+    if steps:
+        _train(session, learner, masks, phase=f"adapt_{source}", steps=steps)
+    save_weights(path, learner.modules(), {"source": source, **masks.state_dict()})
+
+
+def own_settings(config: RunConfig, policy: str) -> dict[str, Any]:
+    """Settings of a policy: the run's where it is the run's own, its defaults otherwise."""
+    return config.policy if config.policy["name"] == policy else {"name": policy}
+
+
+def load_learner(session: Session, weights: str, policy: str, *, rule: Any = None) -> Learner:
+    """A model of this run by the stem of its weights, with another policy if `policy` is not the one saved with it."""
+    path = session.run_dir / "models" / f"{weights}.safetensors"
+    saved = session.learner(own_settings(session.config, weights.removesuffix(WARM)), rule=rule)
+    load_weights(path, saved.modules())
+    if policy != weights.removesuffix(WARM):
+        other = session.learner(own_settings(session.config, policy), rule=rule)
+        saved.model.policy, saved.model.decision = other.model.policy, other.model.decision
+    return saved.eval()
+
+
+class PolicyMasks:
+    """Partitions of an unlearned policy, at the budget or at one drawn for each step."""
+
+    def __init__(self, session: Session, learner: Learner) -> None:
+        self.config, self.model = session.config.adapt, learner.model
+        if self.model.policy.default_rule == "image" and self.config.budget_range is None:
+            with torch.no_grad():
+                sample = session.images("val", session.config.eval.batch_size, CALIBRATION_IMAGES)
+                self.model.decision = calibrate(self.model.eval(), sample, session.config.budget)
+
+    def __call__(self, pyramid: Pyramid, images: Tensor, generator: torch.Generator) -> Splits:
+        if self.config.budget_range is None:
+            return self.model.splits(pyramid, images, generator=generator)
+        low, high = self.config.budget_range
+        budget = low + (high - low) * float(torch.rand((), generator=generator))
+        logits = self.model.logits(pyramid, images, generator=generator)
+        return Decision("image", budget)(logits, pyramid.grid, pyramid.valid)
+
+    def policy_loss(self, logits: tuple[Tensor, ...], labels: Splits) -> Tensor | None:
+        return None
+
+    def after(self, fraction: float) -> dict[str, float]:
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"offset": self.model.decision.offset}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        decision = self.model.decision
+        self.model.decision = Decision(decision.rule, decision.budget, state["offset"])
+
+
+class WarmStartMasks:
+    """Partitions of the cosine rule, whose threshold follows the budget by dual ascent."""
+
+    def __init__(self, session: Session, learner: Learner) -> None:
+        config = session.config
+        tau = config.warmstart.tau
+        if tau is None:
+            with torch.no_grad():
+                images = next(session.images("val", config.adapt.batch_size, config.adapt.batch_size))
+                tau = start_tau(learner.model.pyramid(images), config.budget)
+        self.tau = Threshold(tau, config.warmstart.tau_lr, config.budget)
+
+    def __call__(self, pyramid: Pyramid, images: Tensor, generator: torch.Generator) -> Splits:
+        return pseudo_labels(pyramid, self.tau.tau)
+
+    def policy_loss(self, logits: tuple[Tensor, ...], labels: Splits) -> Tensor | None:
+        return imitation_loss(logits, labels)
+
+    def after(self, fraction: float) -> dict[str, float]:
+        self.tau.update(fraction)
+        return {"tau": self.tau.tau}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.tau.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.tau.load_state_dict(state)
+
+
+CALIBRATION_IMAGES = 2000
+"""Images of the validation split that thresholds are set on."""
+
+
+class AdaptStep(nn.Module):
+    """One forward of this phase as a module, so that data-parallel wrappers see every parameter used."""
+
+    def __init__(self, model: SplitViT, task: Task, dense_fraction: float) -> None:
+        super().__init__()
+        self.model, self.task, self.dense_fraction = model, task, dense_fraction
+
+    def forward(self, images: Tensor, target: Mapping[str, Any], masks: Any, generator: torch.Generator) -> dict[str, Tensor]:
+        pyramid = self.model.pyramid(images)
+        splits = masks(pyramid.detach(), images, generator)
+        fraction = build_layout(splits, pyramid.valid).token_fraction.mean()
+        layout = build_layout(self._some_dense(splits, generator), pyramid.valid)
+        features = self.model.encode(pyramid, layout)
+        output = self.task.output(self.model, features)
+        loss = self.task.loss(output, target, features)
+        result = {"loss": loss, "error": self.task.error(output, target).mean().detach(), "token_fraction": fraction}
+        imitation = masks.policy_loss(self.model.logits(pyramid.detach(), images), splits) if self.model.policy.learned else None
+        if imitation is not None:
+            result |= {"loss": loss + imitation, "imitation": imitation.detach()}
+        return result
+
+    def _some_dense(self, splits: Splits, generator: torch.Generator) -> Splits:
+        """Let a share of the images keep every fine token, so that the dense accuracy is not forgotten."""
+        if not self.dense_fraction:
+            return splits
+        rows = torch.rand(splits.batch, generator=generator).lt(self.dense_fraction).to(splits.masks[0].device)
+        return Splits(tuple(mask | rows[:, None, None] for mask in splits.masks), splits.grid)
+
+
+def _train(session: Session, learner: Learner, masks: Any, *, phase: str, steps: int) -> None:
+    config = session.config
+    step_module = AdaptStep(learner.model, learner.task, config.adapt.dense_fraction)
+    optimizer = torch.optim.AdamW(parameter_groups(learner, config))
+    peaks = [group["lr"] for group in optimizer.param_groups]
+    checkpoints = Checkpoints(session.run_dir / "checkpoints" / phase, config.checkpoint.keep_last)
+    start = 0
+    resumed = checkpoints.latest()
+    if resumed is not None:
+        start, state = resumed
+        step_module.load_state_dict(state["weights"])
+        optimizer.load_state_dict(state["optimizer"])
+        masks.load_state_dict(state["masks"])
+    session.log.rewind(phase, start)
+    wrapped, optimizer = session.accelerator.prepare(step_module, optimizer)
+    wrapped.train()
+    batches = training_batches(
+        session.data("train"), config.adapt.batch_size, range(start, steps), seed=config.seed, workers=config.workers
+    )
+    for step, batch in session.log.track(batches, total=steps, title=phase, start=start):
+        torch.manual_seed(step_seed(config.seed, phase, step))
+        generator = torch.Generator().manual_seed(step_seed(config.seed, f"{phase}/masks", step))
+        batch = to_device(batch, session.device)
+        for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+            group["lr"] = peak * learning_rate_factor(step, steps, config.adapt.warmup)
+        with session.accelerator.autocast():
+            result = wrapped(batch["image"], batch["target"], masks, generator)
+        session.accelerator.backward(result["loss"])
+        session.accelerator.clip_grad_norm_(wrapped.parameters(), config.adapt.grad_clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        extra = masks.after(float(result["token_fraction"]))
+        if (step + 1) % config.log_every == 0 or step + 1 == steps:
+            session.log.write(phase, step, {name: float(value) for name, value in result.items()} | extra)
+        if (step + 1) % config.checkpoint.every_steps == 0 and step + 1 < steps:
+            state = {"weights": step_module.state_dict(), "optimizer": optimizer.state_dict(), "masks": masks.state_dict()}
+            checkpoints.save(step + 1, state)
+    checkpoints.clear()
+
+
+def parameter_groups(learner: Learner, config: RunConfig) -> list[dict[str, Any]]:
+    """Backbone, new layers (head, pyramid, task) and policy, each with its own learning rate; frozen names left out."""
+    head = {f"model.vit.{name}" for name in ("head", "fc_norm", "head_dist")}
+    groups: dict[str, list[Tensor]] = {"backbone": [], "head": [], "policy": []}
+    named = [(f"{part}.{key}", p) for part, module in learner.modules().items() for key, p in module.named_parameters()]
+    for name, parameter in named:
+        frozen = any(name.removeprefix("model.").startswith(prefix) for prefix in config.adapt.freeze)
+        parameter.requires_grad_(not frozen)
+        if frozen:
+            continue
+        if name.startswith("model.policy."):
+            groups["policy"].append(parameter)
+        elif name.startswith("model.vit.") and not any(name.startswith(f"{h}.") for h in head):
+            groups["backbone"].append(parameter)
+        else:
+            groups["head"].append(parameter)
+    rates = {"backbone": config.adapt.backbone_lr, "head": config.adapt.head_lr, "policy": config.warmstart.policy_lr}
+    if not rates["backbone"]:
+        for parameter in groups.pop("backbone"):
+            parameter.requires_grad_(False)
+    decay = config.adapt.weight_decay
+    return [
+        {"params": params, "lr": rates[name], "weight_decay": decay if name != "policy" else 0.0}
+        for name, params in groups.items() if params
+    ]  # fmt: skip
+
+
+def learning_rate_factor(step: int, steps: int, warmup: float) -> float:
+    """Linear rise over the first share of the steps, then half a cosine down to zero."""
+    rise = max(1, round(warmup * steps))
+    if step < rise:
+        return (step + 1) / rise
+    return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))

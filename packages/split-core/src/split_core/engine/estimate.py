@@ -1,0 +1,92 @@
+"""Phase two: the policy learns from the task's error while everything else is frozen (Sec. 3.3)."""
+
+from __future__ import annotations
+
+import torch
+
+from split_core import registry
+from split_core.engine.adapt import load_learner
+from split_core.engine.checkpoint import Checkpoints, save_weights
+from split_core.engine.loader import step_seed, to_device, training_batches
+from split_core.engine.methods import WARM
+from split_core.engine.session import Session
+from split_core.learn.config import EstimatorConfig
+from split_core.learn.estimator import ErrorOf, Estimator, EstimatorContext
+from split_core.model import Features
+from split_core.task import repeat_target
+
+
+def estimate(session: Session) -> None:
+    """Train the run's policy from its warm start and save models/POLICY.safetensors.
+
+    Resumes from the phase's last checkpoint; does nothing if the weights are there.
+    """
+    config = session.config
+    name = config.policy["name"]
+    path = session.run_dir / "models" / f"{name}.safetensors"
+    if path.is_file():
+        return
+    settings = config.settings("estimator")
+    assert isinstance(settings, EstimatorConfig)
+    steps = settings.images // settings.batch_size
+    learner = load_learner(session, name + WARM, name, rule=config.decision)
+    for module in learner.modules().values():
+        module.requires_grad_(False)
+    learner.model.policy.requires_grad_(True)
+    estimator: Estimator = registry.build("estimator", config.estimator, EstimatorContext(config.budget, steps))
+    if steps:
+        _train(session, learner, estimator, settings, steps)
+    save_weights(path, learner.modules(), {"source": name + WARM})
+
+
+def _train(session: Session, learner, estimator: Estimator, settings: EstimatorConfig, steps: int) -> None:  # type: ignore[no-untyped-def]
+    config, model, task = session.config, learner.model, learner.task
+    phase = f"estimate_{config.policy['name']}"
+    optimizer = torch.optim.Adam(model.policy.parameters(), lr=settings.lr)
+    checkpoints = Checkpoints(session.run_dir / "checkpoints" / phase, config.checkpoint.keep_last)
+    start = 0
+    resumed = checkpoints.latest()
+    if resumed is not None:
+        start, state = resumed
+        model.policy.load_state_dict(state["policy"])
+        optimizer.load_state_dict(state["optimizer"])
+        estimator.load_state_dict(state["estimator"])
+    session.log.rewind(phase, start)
+    model.policy, optimizer = session.accelerator.prepare(model.policy, optimizer)
+    # The warm start saw the first images; what comes after them is fresh as long as the data lasts.
+    first = -(-config.adapt.images // settings.batch_size)
+    batches = training_batches(
+        session.data("train"), settings.batch_size, range(first + start, first + steps), seed=config.seed, workers=config.workers
+    )
+    for position, batch in session.log.track(batches, total=steps, title=phase, start=start):
+        step = position - first
+        torch.manual_seed(step_seed(config.seed, phase, step))
+        generator = torch.Generator().manual_seed(step_seed(config.seed, f"{phase}/masks", step))
+        batch = to_device(batch, session.device)
+        images, target = batch["image"], batch["target"]
+
+        def error_of(features: Features, target=target, images=images) -> torch.Tensor:  # type: ignore[no-untyped-def]
+            times = features.layout.batch // images.shape[0]
+            return task.error(task.output(model, features), repeat_target(target, times))
+
+        for group in optimizer.param_groups:
+            group["lr"] = settings.lr * (settings.decay(step / steps))
+        _learn(session, model, estimator, images, error_of, generator, optimizer, settings.grad_clip)
+        if (step + 1) % config.log_every == 0 or step + 1 == steps:
+            session.log.write(phase, step, estimator.metrics())
+        if (step + 1) % config.checkpoint.every_steps == 0 and step + 1 < steps:
+            policy = session.accelerator.unwrap_model(model.policy).state_dict()
+            checkpoints.save(step + 1, {"policy": policy, "optimizer": optimizer.state_dict(), "estimator": estimator.state_dict()})
+    model.policy = session.accelerator.unwrap_model(model.policy)
+    checkpoints.clear()
+
+
+def _learn(session, model, estimator, images, error_of: ErrorOf, generator, optimizer, grad_clip) -> None:  # type: ignore[no-untyped-def]
+    """All optimizer steps of one batch."""
+    with session.accelerator.autocast():
+        for loss in estimator.losses(model, images, error_of, generator):
+            session.accelerator.backward(loss)
+            if grad_clip is not None:
+                session.accelerator.clip_grad_norm_(model.policy.parameters(), grad_clip)
+            optimizer.step()
+            optimizer.zero_grad()

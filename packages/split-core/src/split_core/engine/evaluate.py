@@ -1,0 +1,192 @@
+"""``do=eval``: every method on the same images, image by image, with paired errors; results.json.
+
+A row's `accuracy` (or whatever the task's metric is called) is the mean of per-image scores. `minus` holds, for
+each other method, the mean difference over the same images and its standard error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from split_core.calibrate import calibrate
+from split_core.config import RunConfig
+from split_core.engine import bench, report
+from split_core.engine.adapt import CALIBRATION_IMAGES, load_learner
+from split_core.engine.flops import ideal_speedup
+from split_core.engine.loader import evaluation_batches, step_seed, to_device
+from split_core.engine.methods import Method, plan
+from split_core.engine.session import Learner, Session, open_run, provenance
+from split_core.errors import SplitError
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class Tally:
+    """Per-image numbers of one method, each (images,): means over the draws of a random policy."""
+
+    score: Array
+    error: Array
+    fraction: Array
+    tokens: Array
+    object_hits: Array
+    object_cells: Array
+
+
+def main(config: RunConfig) -> None:
+    """Evaluate the weights that a training run left in run_dir."""
+    session = open_run(config)
+    with session.log:
+        run(session)
+
+
+def run(session: Session) -> None:
+    """Evaluate all methods of the plan, write results.json and the report."""
+    methods = plan(session.config)
+    learners = {m.name: deployed(session, m) for m in methods}
+    tallies = tally(session, methods, learners)
+    speeds = speed(session, learners)
+    rows = [row(session, m, learners[m.name], tallies, speeds) for m in methods]
+    results = provenance() | {"rows": rows}
+    write_json(session.run_dir / "results.json", results)
+    arrays = {f"{name}/{key}": value for name, t in tallies.items() for key, value in vars(t).items()}
+    np.savez_compressed(session.run_dir / "per_image.npz", **arrays)
+    report.write(session, results, tallies, learners)
+
+
+def deployed(session: Session, method: Method) -> Learner:
+    """A method as it is compared: its weights, its policy, its decision rule.
+
+    Raises:
+        SplitError: its weights are not there.
+    """
+    path = session.run_dir / "models" / f"{method.weights}.safetensors"
+    if not path.is_file():
+        raise SplitError(f"{path} is missing: train the run first (do=train run_dir={session.run_dir})")
+    learner = load_learner(session, method.weights, method.policy, rule=session.config.decision)
+    if method.calibrated and session.config.decision is None:
+        batch = session.config.eval.batch_size
+        with torch.no_grad():
+            batches = (b for b in evaluation_batches(session.data("val"), batch, CALIBRATION_IMAGES, workers=session.config.workers))
+            learner.model.decision = _calibrated(session, learner, batches)
+    return learner
+
+
+def _calibrated(session: Session, learner: Learner, batches: Any) -> Any:
+    """The threshold that spends the budget on the validation split; analysis policies see its labels."""
+    model, generator = learner.model, torch.Generator().manual_seed(session.config.seed)
+    if not model.policy.analysis:
+        return calibrate(model, (b["image"].to(session.device) for b in batches), session.config.budget, generator=generator)
+    from split_core.calibrate import offset_for, scores
+    from split_core.decision import Decision
+
+    sample = []
+    for batch in batches:
+        images = batch["image"].to(session.device)
+        pyramid = model.pyramid(images)
+        objects = objects_of(learner, to_device(batch["target"], session.device), pyramid.grid)
+        sample.append(scores(model.logits(pyramid, images, objects=objects, generator=generator), pyramid.grid, pyramid.valid))
+    return Decision("threshold", session.config.budget, offset_for(sample, session.config.budget))
+
+
+def objects_of(learner: Learner, target: Mapping[str, Any], grid: Any) -> torch.Tensor | None:
+    """Fine cells on labelled objects, or None."""
+    return learner.task.objects(target, grid, learner.model.embed.patch_size)
+
+
+@torch.no_grad()
+def tally(session: Session, methods: list[Method], learners: Mapping[str, Learner]) -> dict[str, Tally]:
+    """Run every method on every image of the evaluated split; one pass over the data serves all."""
+    config = session.config.eval
+    data = session.data(config.split)
+    total = -(-min(config.images, len(data)) // config.batch_size)
+    batches = evaluation_batches(data, config.batch_size, config.images, workers=session.config.workers)
+    collected: dict[str, list[dict[str, Array]]] = {m.name: [] for m in methods}
+    for index, batch in enumerate(session.log.track(batches, total=total, title="evaluate")):
+        batch = to_device(batch, session.device)
+        for m in methods:
+            collected[m.name].append(_batch(session, learners[m.name], batch, index))
+    return {
+        name: Tally(**{key: np.concatenate([part[key] for part in parts]) for key in parts[0]})
+        for name, parts in collected.items()
+    }
+
+
+def _batch(session: Session, learner: Learner, batch: Mapping[str, Any], index: int) -> dict[str, Array]:
+    """Per-image numbers of one batch, averaged over draws where the policy is random."""
+    model, task = learner.model, learner.task
+    images, target = batch["image"], batch["target"]
+    draws = session.config.eval.random_draws if model.policy.stochastic else 1
+    sums: dict[str, torch.Tensor] = {}
+    with session.accelerator.autocast():
+        pyramid = model.pyramid(images)
+        objects = objects_of(learner, target, pyramid.grid)
+        for draw in range(draws):
+            generator = torch.Generator().manual_seed(step_seed(session.config.seed, f"eval/{draw}", index))
+            layout = model.decide(pyramid, images, objects=objects, generator=generator)
+            output = task.output(model, model.encode(pyramid, layout))
+            error, score = task.error(output, target), task.score(output, target)
+            on = objects if objects is not None else torch.zeros_like(layout.owner, dtype=torch.bool)
+            numbers = {
+                "score": torch.full_like(error, float("nan")) if score is None else score,
+                "error": error,
+                "fraction": layout.token_fraction,
+                "tokens": layout.counts,
+                "object_hits": (layout.fine() & on).flatten(1).sum(1),
+                "object_cells": on.flatten(1).sum(1),
+            }
+            for key, value in numbers.items():
+                sums[key] = sums.get(key, 0) + value.double()
+    return {key: (value / draws).cpu().numpy() for key, value in sums.items()}
+
+
+def speed(session: Session, learners: Mapping[str, Learner]) -> dict[str, bench.Timing]:
+    """Whole-pipeline images/s of every method, interleaved, on one real batch."""
+    config = session.config
+    batch = next(evaluation_batches(session.data(config.eval.split), config.bench.batch_sizes[0], config.bench.batch_sizes[0]))
+    batch = to_device(batch, session.device)
+    timed = {name: learner for name, learner in learners.items() if not learner.model.policy.analysis}
+    return bench.measure(timed, batch["image"], repeats=config.bench.repeats, warmup=config.bench.warmup)
+
+
+def row(
+    session: Session, method: Method, learner: Learner, tallies: Mapping[str, Tally], speeds: Mapping[str, bench.Timing]
+) -> dict[str, Any]:  # fmt: skip
+    """One line of results.json."""
+    own = tallies[method.name]
+    count = len(own.error)
+    metric = learner.task.metric_name or "score"
+    cells = own.object_cells.sum()
+    grid = learner.model.embed.grid(tuple(learner.model.vit.patch_embed.img_size))
+    result = {
+        "method": method.name, "rho": session.config.budget, "seed": session.config.seed, "images": count,
+        "rule": "calibrated threshold" if method.calibrated else learner.model.decision.rule,
+        "backbone": method.source, "token_fraction": own.fraction.mean(), metric: own.score.mean(),
+        "error": own.error.mean(), "object_recall": own.object_hits.sum() / cells if cells else None,
+        "ideal_speedup": ideal_speedup(learner.model.vit, grid.cells[0] * grid.cells[1], own.tokens),
+    }  # fmt: skip
+    if method.name in speeds:
+        timing = speeds[method.name]
+        result |= {"images_per_s": timing.images_per_s, "speedup": timing.speedup, "speedup_spread": timing.speedup_spread}
+    result["minus"] = {name: paired(own.score, other.score) for name, other in tallies.items() if name != method.name}
+    return {key: float(value) if isinstance(value, np.floating) else value for key, value in result.items()}
+
+
+def paired(ours: Array, theirs: Array) -> dict[str, float]:
+    """Mean difference over the same images and its standard error."""
+    difference = ours - theirs
+    return {"mean": float(difference.mean()), "se": float(difference.std(ddof=1) / np.sqrt(len(difference)))}
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Whole or not at all."""
+    draft = path.with_suffix(".tmp")
+    draft.write_text(json.dumps(content, indent=1) + "\n")
+    draft.replace(path)

@@ -1,0 +1,90 @@
+"""Batches by step number, so that a resumed run sees what a straight one would.
+
+Nothing here has state to save: the samples of step t, and the seed of everything random in it, follow from
+(seed, phase, t) alone.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+from split_core.task import Dataset
+
+
+def step_seed(seed: int, phase: str, step: int) -> int:
+    """A 62-bit seed for one step of one phase."""
+    text = f"{seed}/{phase}/{step}".encode()
+    return (zlib.crc32(text) << 30) ^ zlib.adler32(text[::-1])
+
+
+class StepSampler(Sampler[list[int]]):
+    """Indices of each step's batch: epochs of seeded permutations, cut into equal batches that may cross epochs.
+
+    Args:
+        length: samples of the data set.
+        batch_size: of one process.
+        steps: first and last + 1.
+        seed: decides the permutations.
+        rank, world: this process and how many share a global batch of world * batch_size.
+        shuffle: off for data that is generated afresh by index, whose order is random already.
+    """
+
+    def __init__(
+        self, length: int, batch_size: int, steps: range, *, seed: int, rank: int = 0, world: int = 1, shuffle: bool = True
+    ) -> None:  # fmt: skip
+        self.length, self.batch_size, self.steps, self.seed = length, batch_size, steps, seed
+        self.rank, self.world, self.shuffle = rank, world, shuffle
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch, order = -1, range(0)
+        for step in self.steps:
+            start = (step * self.world + self.rank) * self.batch_size
+            batch = []
+            for position in range(start, start + self.batch_size):
+                if position // self.length != epoch:
+                    epoch = position // self.length
+                    order = self._order(epoch)
+                batch.append(order[position % self.length])
+            yield batch
+
+    def _order(self, epoch: int) -> Any:
+        if not self.shuffle:
+            return range(self.length)
+        generator = torch.Generator().manual_seed(step_seed(self.seed, "order", epoch))
+        return torch.randperm(self.length, generator=generator).tolist()
+
+
+def training_batches(
+    data: Dataset, batch_size: int, steps: range, *, seed: int, workers: int = 0, rank: int = 0, world: int = 1
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(step, batch) for every step in `steps`; batches are {"image": (b, c, H, W), "target": ...}."""
+    shuffle = not getattr(data, "endless", False)
+    sampler = StepSampler(len(data), batch_size, steps, seed=seed, rank=rank, world=world, shuffle=shuffle)
+    loader = DataLoader(data, batch_sampler=sampler, num_workers=workers, collate_fn=data.collate)  # type: ignore[arg-type]
+    return zip(steps, loader, strict=True)
+
+
+def evaluation_batches(data: Dataset, batch_size: int, limit: int, *, workers: int = 0) -> Iterator[dict[str, Any]]:
+    """The first `limit` samples in order, each once."""
+    count = min(limit, len(data))
+    batches = [list(range(i, min(i + batch_size, count))) for i in range(0, count, batch_size)]
+    yield from DataLoader(data, batch_sampler=batches, num_workers=workers, collate_fn=data.collate)  # type: ignore[arg-type]
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """Tensors of a batch, however nested, on the device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return {key: to_device(inner, device) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(to_device(inner, device) for inner in value)
+    return value

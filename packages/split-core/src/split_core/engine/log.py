@@ -1,0 +1,88 @@
+"""What a run says: metrics.jsonl, TensorBoard, and a progress bar on a terminal or plain lines in a file."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch.utils.tensorboard import SummaryWriter
+
+T = TypeVar("T")
+
+
+class RunLog:
+    """Writes numbers of a run; one per run_dir.
+
+    Args:
+        run_dir: metrics.jsonl and tensorboard/ go here.
+        every: steps between lines.
+    """
+
+    def __init__(self, run_dir: Path, every: int) -> None:
+        self.path = run_dir / "metrics.jsonl"
+        self.every = every
+        self.board = SummaryWriter(str(run_dir / "tensorboard"))
+        self.console = Console(file=sys.stdout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.board.close()
+
+    def rewind(self, phase: str, step: int) -> None:
+        """Drop a phase's lines from `step` on: a resumed run writes them again."""
+        if not self.path.is_file():
+            return
+        lines = []
+        for line in self.path.read_text().splitlines():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:  # the line a kill cut short
+                continue
+            if row.get("phase") != phase or row.get("step", 0) < step:
+                lines.append(line)
+        self.path.write_text("".join(f"{line}\n" for line in lines))
+
+    def write(self, phase: str, step: int, numbers: Mapping[str, float]) -> None:
+        """One step's numbers, to the file at once and to TensorBoard."""
+        with self.path.open("a") as file:
+            file.write(json.dumps({"phase": phase, "step": step, **numbers}) + "\n")
+        for name, value in numbers.items():
+            self.board.add_scalar(f"{phase}/{name}", value, step)
+
+    def say(self, text: str) -> None:
+        """A line for the reader."""
+        self.console.print(text, highlight=False)
+
+    def track(self, items: Iterable[T], *, total: int, title: str, start: int = 0) -> Iterator[T]:
+        """Iterate with a bar on a terminal, and with a plain line now and then elsewhere."""
+        if self.console.is_terminal:
+            columns = (
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+            )  # fmt: skip
+            with Progress(*columns, console=self.console) as progress:
+                task = progress.add_task(title, total=total, completed=start)
+                for item in items:
+                    yield item
+                    progress.advance(task)
+            return
+        began, said = time.monotonic(), time.monotonic()
+        for done, item in enumerate(items, start=start + 1):
+            yield item
+            now = time.monotonic()
+            if now - said >= 15 or done == total:
+                said = now
+                self.say(f"{title}: {done}/{total} after {now - began:.0f} s")
+
+
+def describe(numbers: Mapping[str, Any]) -> str:
+    """Numbers on one line, four digits each."""
+    return "  ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in numbers.items())

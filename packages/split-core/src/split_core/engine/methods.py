@@ -1,0 +1,74 @@
+"""The methods of a comparison, and on whose partitions each one's backbone was fine-tuned.
+
+    dense, random, entropy ...   fine-tuned on their own partitions
+    cosine, NAME_warmstart, NAME the warm start's partitions are the cosine rule's, so the three share a backbone
+    analysis policies (oracle)   not rivals; they run on the learned policy's backbone
+
+Every fine-tuning sees the same images for the same number of steps. Unlearned policies are compared at the
+threshold that spends the budget on the validation split; a learned policy at the threshold it deploys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from split_core import registry
+from split_core.config import RunConfig
+
+WARM = "_warmstart"
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of the comparison.
+
+    Args:
+        name: as in results.
+        policy: registered name of its policy.
+        source: whose partitions its backbone was fine-tuned on: a policy's name, or NAME_warmstart.
+        weights: file stem under models/ that holds backbone, head and policy.
+        calibrated: its threshold is set to spend the budget; otherwise its own rule stands.
+    """
+
+    name: str
+    policy: str
+    source: str
+    weights: str
+    calibrated: bool
+
+
+def plan(config: RunConfig) -> list[Method]:
+    """The methods to compare, the run's own policy last."""
+    own = config.policy["name"]
+    learned = is_learned(own)
+    names = [name for name in dict.fromkeys(config.eval.methods) if name != own]
+    if learned and own + WARM not in names:
+        names.append(own + WARM)
+    return [method(name, own if learned else None) for name in [*names, own]]
+
+
+def method(name: str, learned: str | None) -> Method:
+    """A row by name. `learned` is the run's learned policy, or None."""
+    if learned and name == learned:
+        return Method(name, name, learned + WARM, name, calibrated=False)
+    if learned and name == learned + WARM:
+        return Method(name, learned, name, name, calibrated=True)
+    kind = policy_class(name)
+    shares = learned and (name == "cosine" or kind.analysis)
+    source = learned + WARM if shares and learned else name
+    return Method(name, name, source, source, calibrated=kind.default_rule == "image")
+
+
+def sources(methods: list[Method]) -> list[str]:
+    """The fine-tunings that the methods need, each once, in order."""
+    return list(dict.fromkeys(m.source for m in methods))
+
+
+def is_learned(policy: str) -> bool:
+    """Whether an estimator can train this policy."""
+    return policy_class(policy).learned
+
+
+def policy_class(name: str):  # type: ignore[no-untyped-def]
+    """The class behind a registered policy."""
+    return registry.load(registry.get("policy", name).entry)

@@ -1,0 +1,131 @@
+"""What a run works with, built once from its configuration: device, data, backbone, task, log."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from split_core import registry, resolve
+from split_core.config import RunConfig
+from split_core.engine.log import RunLog
+from split_core.model import SplitViT, backbone_info, wrap
+from split_core.task import DataContext, Dataset, ModelContext, Task, TaskContext
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Learner:
+    """A model with its task head: what is trained, saved and evaluated together."""
+
+    model: SplitViT
+    task: Task
+
+    def modules(self) -> dict[str, nn.Module]:
+        """By the names their weights are saved under."""
+        return {"model": self.model, "task": self.task}
+
+    def eval(self) -> Learner:
+        self.model.eval()
+        self.task.eval()
+        return self
+
+
+class Session:
+    """A run's configuration made into objects.
+
+    Args:
+        config: checked settings.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        torch.manual_seed(config.seed)
+        cpu = config.device == "cpu"
+        self.accelerator = Accelerator(cpu=cpu, mixed_precision=config.precision)
+        self.device = self.accelerator.device if config.device in ("auto", "cpu") else torch.device(config.device)
+        self.run_dir = Path(config.run_dir)
+        self._data: dict[str, Dataset] = {}
+
+    @cached_property
+    def log(self) -> RunLog:
+        return RunLog(self.run_dir, self.config.log_every)
+
+    def data(self, split: str) -> Dataset:
+        """A split of the data, sized and normalised as the backbone wants."""
+        if split not in self._data:
+            info = backbone_info(self._vit, stages=self.config.stages, budget=None)
+            channels = self._vit.patch_embed.proj.in_channels
+            size = tuple(self._vit.patch_embed.img_size)
+            context = DataContext(split, self.config.seed, size, info.mean[:channels], info.std[:channels], channels)
+            self._data[split] = registry.build("data", self.config.data, context)
+        return self._data[split]
+
+    @cached_property
+    def _vit(self) -> nn.Module:
+        """The backbone before training, with a head for the data's classes."""
+        torch.manual_seed(self.config.seed)
+        vit = registry.build("model", self.config.model, ModelContext(num_classes=len(self.classes), image_size=None))
+        return vit.to(self.device)
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        """Class names; read from the data set's description, which needs no model."""
+        probe = registry.build("data", self.config.data, DataContext("train", self.config.seed))
+        return tuple(probe.classes)
+
+    def learner(self, policy: str | dict[str, Any], *, budget: float | None = None, rule: Any = None) -> Learner:
+        """A fresh copy of the starting backbone, wrapped with a policy, and the task on top of it."""
+        torch.manual_seed(self.config.seed)
+        config = self.config
+        model = wrap(
+            copy.deepcopy(self._vit), policy, stages=config.stages, budget=budget or config.budget, rule=rule,
+            attention=config.attention["name"],
+        )  # fmt: skip
+        task = registry.build("task", config.task, TaskContext(self.classes, self._vit.embed_dim))
+        return Learner(model.to(self.device), task.to(self.device))
+
+    def images(self, split: str, batch_size: int, limit: int) -> Iterator[torch.Tensor]:
+        """Images of the first `limit` samples of a split, on the device."""
+        from split_core.engine.loader import evaluation_batches
+
+        for batch in evaluation_batches(self.data(split), batch_size, limit, workers=self.config.workers):
+            yield batch["image"].to(self.device)
+
+
+def open_run(config: RunConfig) -> Session:
+    """Claim run_dir and build the session."""
+    resolve.claim_run_dir(config)
+    return Session(config)
+
+
+def provenance() -> dict[str, str]:
+    """What results say of where they come from: command, commit, machine."""
+    here = Path(__file__).parent
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, check=False).stdout.strip()
+    arguments = shlex.join(sys.argv[1:]) if sys.argv[1:] else ""
+    return {
+        "command": f"python {Path(sys.argv[0]).parent.name}/{Path(sys.argv[0]).name} {arguments}".strip(),
+        "commit": commit or "not a git checkout",
+        "machine": machine(),
+    }
+
+
+def machine() -> str:
+    """Processor or GPU, threads and torch version, in a few words."""
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
+    return f"{where}, torch {torch.__version__}"

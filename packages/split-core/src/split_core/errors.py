@@ -1,0 +1,26 @@
+"""Errors that are the user's to mend, and the one way they name the nearest right spelling."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SplitError(ValueError):
+    """A wrong name, key, value or file. Its message is one complete line; the launcher prints it and exits with 2."""
+
+
+def nearest(name: str, choices: Iterable[str]) -> str | None:
+    """The choice most like `name`, or None when none comes close. Case does not count."""
+    by_lower = {choice.lower(): choice for choice in choices}
+    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    return by_lower[found[0]] if found else None
+
+
+def unknown(what: str, name: str, choices: Iterable[str]) -> str:
+    """The line for an unknown name: what it is, the nearest right one, and all that there are."""
+    names = sorted(choices)
+    close = nearest(name, names)
+    hint = f" Did you mean {close}?" if close else ""
+    known = f" Known: {', '.join(names)}." if names else " None are installed."
+    return f"no {what} is called {name!r}.{hint}{known}"

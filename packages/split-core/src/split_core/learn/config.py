@@ -1,0 +1,48 @@
+"""Settings of the estimators.  Torch-free, because the command line reads it before torch is loaded."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import Field
+
+from split_core.plugins import PluginConfig
+
+
+class DualConfig(PluginConfig):
+    """How the multiplier lambda of the token budget moves (Sec. 3.3; cures of its overshoot in learn/dual.py)."""
+
+    kind: Literal["paper", "pi"] = Field("paper", description="paper: lambda integrates the gap; pi: plus a share of it")
+    lr: float = Field(5e-4, gt=0, description="step of lambda per unit of (token fraction - budget)")
+    gain: float = Field(1.0, ge=0, description="share of the gap that kind=pi adds to lambda at once")
+    init: float | None = Field(0.0, ge=0, description="lambda at the start; null measures the price of a token")
+    price_batches: int = Field(8, ge=1, description="batches that init=null measures on, without moving the policy")
+    measure: Literal["sampled", "deployed"] = Field(
+        "sampled", description="token fraction lambda reads: of the sampled masks (paper), or at the deployed rule"
+    )
+
+
+class EstimatorConfig(PluginConfig):
+    """What every estimator needs to be run by the engine."""
+
+    images: int = Field(50_000, ge=0, description="images seen while the policy learns; 0 skips the phase")
+    batch_size: int = Field(512, ge=1, description="images per step")
+    lr: float = Field(1e-5, gt=0, description="peak learning rate of the policy")
+    schedule: Literal["constant", "cosine"] = Field("constant", description="of the learning rate; cosine ends at zero")
+    grad_clip: float | None = Field(1.0, gt=0, description="largest gradient norm of the policy; null for no limit")
+
+    def decay(self, progress: float) -> float:
+        """Factor on `lr` at a share of the run."""
+        return 1.0 if self.schedule == "constant" else 0.5 * (1 + math.cos(math.pi * progress))
+
+
+class PPOConfig(EstimatorConfig):
+    """Whole-mask PPO; defaults are the paper's (Sec. 3.3, App. A)."""
+
+    rollouts: int = Field(4, ge=2, description="K, masks sampled per image")
+    epochs: int = Field(2, ge=1, description="updates over the same rollouts")
+    clip: float = Field(0.1, gt=0, lt=1, description="clip range of the whole-mask probability ratio")
+    entropy_bonus: float = Field(0.0, ge=0, description="weight of the decisions' mean entropy in the objective")
+    normalize_advantage: bool = Field(False, description="divide advantages by their spread over an image's rollouts")
+    dual: DualConfig = Field(DualConfig(), description="the multiplier of the token budget")

@@ -1,0 +1,167 @@
+"""PPO with a Lagrange dual on whole partitions (Sec. 3.3).
+
+    C = (E + lambda P) / (1 + lambda)              per image and rollout
+    A_l = -(C_l - mean of the other C_j)           leave-one-out over the K rollouts of an image
+    r_l = pi(M_l | x) / pi_old(M_l | x)            whole-mask ratio
+    L = -E[min(r A, clip(r, 1 - eps, 1 + eps) A)]
+
+The K rollouts of an image share its pyramid and run as one packed batch of K * b partitions under no_grad
+(not inference_mode, whose tensors could not enter the policy's graph). Optional, off by default because the
+paper has none of them: an entropy bonus, advantages in units of their spread over an image's rollouts, and the
+cures of the multiplier's overshoot (`split_core.learn.dual`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from split_core.decision import Decision, decision_entropy, existing, log_prob
+from split_core.learn.config import PPOConfig
+from split_core.learn.dual import Dual, token_price
+from split_core.learn.estimator import ErrorOf, Estimator, EstimatorContext
+from split_core.model import SplitViT
+from split_core.quadtree import build_layout
+from split_core.types import Pyramid, Splits
+
+MAX_LOG_RATIO = 20.0
+"""log r is clamped here: far past the clip range, and exp of it stays finite in float32."""
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """K sampled partitions of each image and what they cost. Row k is the k-th rollout of all images.
+
+    Args:
+        splits: (K * b) partitions, row k * b + i is image i.
+        log_prob: (K, b) log pi_old.
+        error, fraction: (K, b) E(x, M) and P(x, M).
+        score: (K, b) sum of m_i - p_i over the decisions taken.
+        deployed: (b,) token fraction of the policy's own 0.5 threshold.
+    """
+
+    splits: Splits
+    log_prob: Float[Tensor, "k b"]
+    error: Float[Tensor, "k b"]
+    fraction: Float[Tensor, "k b"]
+    score: Float[Tensor, "k b"]
+    deployed: Float[Tensor, " b"]
+
+
+class PPO(Estimator):
+    """The paper's estimator.
+
+    Args:
+        config: K, epochs, clip, dual ...
+        context: budget and run length.
+    """
+
+    def __init__(self, config: PPOConfig, context: EstimatorContext) -> None:
+        self.config = config
+        self.context = context
+        self.dual = Dual(config.dual, context.budget)
+        self._metrics: dict[str, float] = {}
+
+    def losses(
+        self, model: SplitViT, images: Float[Tensor, "b ch H W"], error_of: ErrorOf, generator: torch.Generator | None = None
+    ) -> Iterator[Tensor]:  # fmt: skip
+        with torch.no_grad():
+            pyramid = model.pyramid(images)
+            rollouts = sample_rollouts(model, pyramid, images, error_of, self.config.rollouts, generator)
+        if self.dual.measuring:
+            price = token_price(rollouts.error, rollouts.fraction, rollouts.score)
+            self.dual.measure(self.context.mean(float(price)))
+            self._metrics = self._describe(rollouts)
+            return
+        weight = self.dual.value
+        cost = (rollouts.error + weight * rollouts.fraction) / (1 + weight)
+        gain = advantage(cost, normalize=self.config.normalize_advantage)
+        described = self._describe(rollouts) | {"advantage_std": float(gain.std())}
+        for epoch in range(self.config.epochs):
+            logits = model.logits(pyramid, images)
+            now = log_prob(logits, rollouts.splits).view_as(gain)
+            loss, clipped, kl = ppo_loss(now, rollouts.log_prob, gain, self.config.clip)
+            entropy = decision_entropy(logits, rollouts.splits).mean() / sum(logit.shape[1] for logit in logits)
+            described |= {f"clip_fraction_{epoch + 1}": float(clipped), f"kl_{epoch + 1}": float(kl), "entropy": float(entropy)}
+            yield loss - self.config.entropy_bonus * entropy
+        measured = rollouts.deployed if self.config.dual.measure == "deployed" else rollouts.fraction
+        self.dual.update(self.context.mean(float(measured.mean())))
+        self._metrics = described
+
+    def metrics(self) -> dict[str, float]:
+        return self._metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"dual": self.dual.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.dual.load_state_dict(state["dual"])
+
+    def _describe(self, rollouts: Rollouts) -> dict[str, float]:
+        return {
+            "lambda": self.dual.value,
+            "error": float(rollouts.error.mean()),
+            "token_fraction": float(rollouts.fraction.mean()),
+            "deployed_fraction": float(rollouts.deployed.mean()),
+        }
+
+
+def sample_rollouts(
+    model: SplitViT, pyramid: Pyramid, images: Tensor, error_of: ErrorOf, times: int, generator: torch.Generator | None
+) -> Rollouts:
+    """Sample K partitions of each image from the policy and run them all in one packed batch."""
+    logits = model.logits(pyramid, images)
+    repeated = tuple(logit.repeat(times, 1) for logit in logits)
+    valid = None if pyramid.valid is None else pyramid.valid.repeat(times, 1, 1)
+    splits = Decision("sample")(repeated, pyramid.grid, valid, generator)
+    layout = build_layout(splits, valid)
+    error = error_of(model.encode(pyramid, layout)).float()
+    deployed = build_layout(Decision("threshold")(logits, pyramid.grid, pyramid.valid), pyramid.valid)
+    shape = (times, pyramid.batch)
+    return Rollouts(
+        splits=splits,
+        log_prob=log_prob(logits, splits).view(shape),
+        error=error.view(shape),
+        fraction=layout.token_fraction.view(shape),
+        score=_score(logits, splits).view(shape),
+        deployed=deployed.token_fraction,
+    )
+
+
+def advantage(cost: Float[Tensor, "k b"], *, normalize: bool = False) -> Float[Tensor, "k b"]:
+    """Leave-one-out: how much cheaper a rollout is than the mean of the image's others.
+
+    Args:
+        normalize: in units of the spread over the image's rollouts, so that an image on which masks hardly
+            matter weighs as much as one on which they do. The 0.02 keeps noise from becoming signal.
+    """
+    times = cost.shape[0]
+    others = (cost.sum(0) - cost) / (times - 1)
+    gain = others - cost
+    return gain / (cost.std(0) + 0.02) if normalize else gain
+
+
+def ppo_loss(
+    now: Float[Tensor, "k b"], old: Float[Tensor, "k b"], gain: Float[Tensor, "k b"], clip: float
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Float[Tensor, ""]]:
+    """The clipped surrogate, with the share of clipped rollouts and the approximate KL from the old policy."""
+    log_ratio = (now - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    ratio = log_ratio.exp()
+    surrogate = torch.minimum(ratio * gain, ratio.clamp(1 - clip, 1 + clip) * gain)
+    with torch.no_grad():
+        clipped = ((ratio - 1).abs() > clip).float().mean()
+        kl = (ratio - 1 - log_ratio).mean()
+    return -surrogate.mean(), clipped, kl
+
+
+def _score(logits: tuple[Tensor, ...], splits: Splits) -> Float[Tensor, " kb"]:
+    total = torch.zeros(splits.batch, device=logits[0].device)
+    for logit, mask, asked in zip(logits, splits.masks, existing(splits), strict=True):
+        p = logit.float().sigmoid().repeat(splits.batch // logit.shape[0], 1)
+        total += ((mask.flatten(1).float() - p) * asked).sum(1)
+    return total

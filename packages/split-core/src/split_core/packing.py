@@ -1,0 +1,127 @@
+"""Pyramid + Layout -> Packed tokens, and back to a dense map (Sec. 3.3).
+
+A batch becomes one sequence: for each image its prefix tokens (class, registers), then its patch tokens in
+the layout's order. Attention is block-diagonal over images, so nothing is padded and nothing is wasted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from split_core.types import Layout, Pyramid
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Where each image's tokens lie in a packed sequence, prefix included: all that attention needs.
+
+    Args:
+        cu_seqlens: (b + 1,) int32 on the device.
+        lengths: the same as Python integers.
+        max_length: an upper bound that depends on the canvas only, so that no kernel argument needs a device read.
+        kept: what a backend derives from the lengths once and uses in every block of the forward.
+    """
+
+    cu_seqlens: Int[Tensor, " b1"]
+    lengths: tuple[int, ...]
+    max_length: int
+    kept: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def total(self) -> int:
+        return sum(self.lengths)
+
+    @cached_property
+    def image(self) -> Int[Tensor, " T"]:
+        """Image of every packed token."""
+        images = torch.arange(len(self.lengths), device=self.cu_seqlens.device)
+        return torch.repeat_interleave(images, self.cu_seqlens.diff().long(), output_size=self.total)
+
+    @property
+    def uniform(self) -> int | None:
+        """The common length, when all images have the same; attention is then an ordinary batch."""
+        return self.lengths[0] if self.lengths and min(self.lengths) == max(self.lengths) else None
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A batch as one sequence.
+
+    Args:
+        tokens: (T, d).
+        segments: where each image lies.
+        patch_index: (t,) position of every patch token of the layout.
+        prefix_index: (b, k) positions of the prefix tokens.
+    """
+
+    tokens: Float[Tensor, "T d"]
+    segments: Segments
+    patch_index: Int[Tensor, " t"]
+    prefix_index: Int[Tensor, "b k"]
+
+
+def pack(
+    pyramid: Pyramid,
+    layout: Layout,
+    positions: Float[Tensor, "m d"] | None = None,
+    prefix: Float[Tensor, "k d"] | None = None,
+) -> Packed:
+    """Gather each token's embedding, add its position, put the prefix before each image.
+
+    Rollouts: a layout of K * b images reads a pyramid of b (row k * b + i is image i), so the K partitions of
+    an image share its embeddings.
+
+    Args:
+        positions: one row per cell of the pyramid (fine first), or None for models without a table.
+        prefix: tokens before the patches of every image, with their positions added.
+    """
+    dim = pyramid.levels[0].shape[-1]
+    cells = pyramid.grid.total
+    rows = (layout.image % pyramid.batch) * cells + layout.cell if layout.batch != pyramid.batch else layout.image * cells + layout.cell
+    patches = torch.cat(pyramid.levels, 1).view(-1, dim).index_select(0, rows)
+    if positions is not None:
+        patches = patches + positions.index_select(0, layout.cell)
+    k = 0 if prefix is None else prefix.shape[0]
+    device = patches.device
+    starts = layout.cu_seqlens.long() + k * torch.arange(layout.batch + 1, device=device)
+    patch_index = torch.arange(layout.total, device=device) + k * (layout.image + 1)
+    prefix_index = starts[:-1, None] + torch.arange(k, device=device)
+    lengths = tuple(n + k for n in layout.lengths)
+    segments = Segments(starts.int(), lengths, layout.grid.size(0) + k)
+    if prefix is None or k == 0:
+        return Packed(patches, segments, patch_index, prefix_index)
+    tokens = patches.new_empty(segments.total, dim)
+    tokens = tokens.index_copy(0, patch_index, patches)
+    tokens = tokens.index_copy(0, prefix_index.flatten(), prefix.to(patches.dtype).repeat(layout.batch, 1))
+    return Packed(tokens, segments, patch_index, prefix_index)
+
+
+def dense_map(values: Float[Tensor, "t d"], layout: Layout) -> Float[Tensor, "b d r c"]:
+    """Every fine cell gets its owner's value (nearest, as APT); cells without a token get zero.
+
+    The map has the canvas's own cells, not those that padding to whole coarse patches added.
+    """
+    rows, cols = layout.grid.cells
+    owner = layout.owner[:, :rows, :cols]
+    dense = values.index_select(0, owner.flatten().clamp_min(0)).view(*owner.shape, -1)
+    if not layout.full:
+        dense = dense * (owner >= 0).unsqueeze(-1).to(dense.dtype)
+    return dense.permute(0, 3, 1, 2)
+
+
+def area_mean(values: Float[Tensor, "t d"], layout: Layout) -> Float[Tensor, "b d"]:
+    """Mean over an image's tokens weighted by the cells they cover: the mean of its dense map."""
+    weight = (layout.area / layout.valid_cells[layout.image]).to(values.dtype)
+    return values.new_zeros(layout.batch, values.shape[1]).index_add(0, layout.image, values * weight[:, None])
+
+
+def token_mean(values: Float[Tensor, "t d"], layout: Layout) -> Float[Tensor, "b d"]:
+    """Mean over an image's tokens, each counting once whatever it covers."""
+    weight = (1 / layout.counts)[layout.image].to(values.dtype)
+    return values.new_zeros(layout.batch, values.shape[1]).index_add(0, layout.image, values * weight[:, None])

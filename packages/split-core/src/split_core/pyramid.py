@@ -1,0 +1,144 @@
+"""Image -> embeddings of every patch at every scale (Sec. 3.1; APT's multi-scale patch embedding).
+
+    E_0 = E(img)      A_0 = E_0,  A_s = A(A_{s-1})      level_s = E(down_s(img)) + Z(A_s)
+
+E is the pretrained patch embedding. A is one 2x2 stride-2 convolution shared by all scales, Z one linear layer
+that starts at zero, so at the start a coarse token is the pretrained embedding of the patch shrunk to p px.
+
+Deviations: `down` defaults to the exact block mean ("area"); APT's bilinear without antialias reads only the
+centre 2x2 pixels of a block once s >= 2 and is kept for parity. In eval mode without gradients, each coarse
+level is one convolution of kernel 2^s p folded from E, A and Z (exact up to rounding).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from split_core.types import Grid, Pyramid
+
+Down = Literal["area", "bilinear"]
+
+
+class PyramidEmbed(nn.Module):
+    """Multi-scale patch embedding around a pretrained one.
+
+    Args:
+        proj: the pretrained convolution E, kernel and stride p.
+        norm: the normalisation that follows it, or Identity. Folding needs Identity.
+        stages: S >= 1.
+        down: how the image is reduced for coarse scales.
+    """
+
+    def __init__(self, proj: nn.Conv2d, *, stages: int, norm: nn.Module | None = None, down: Down = "area") -> None:
+        super().__init__()
+        self.stages = stages
+        self.down = down
+        self.patch_size: tuple[int, int] = (proj.kernel_size[0], proj.kernel_size[1])
+        # E belongs to the backbone and is registered there; listing it here too would save it twice.
+        object.__setattr__(self, "proj", proj)
+        object.__setattr__(self, "norm", norm if norm is not None else nn.Identity())
+        dim = proj.out_channels
+        self.aggregate = nn.Conv2d(dim, dim, 2, stride=2)
+        self.zero = nn.Linear(dim, dim)
+        nn.init.zeros_(self.zero.weight)
+        nn.init.zeros_(self.zero.bias)
+        self.to(proj.weight.device, proj.weight.dtype)
+        self._folded: tuple[tuple[int, ...], list[tuple[Tensor, Tensor]]] | None = None
+
+    proj: nn.Conv2d
+    norm: nn.Module
+
+    def forward(self, images: Float[Tensor, "b ch H W"], valid: Bool[Tensor, "b r c"] | None = None) -> Pyramid:
+        """Levels 0 .. S of a batch; the image is zero-padded bottom and right to whole coarse patches.
+
+        Args:
+            images: any H, W >= 1.
+            valid: (b, r, c) cells of the padded fine grid that hold picture, when images of different sizes
+                share a canvas.
+        """
+        grid = self.grid(images.shape[-2:])
+        images = self._pad(images, grid)
+        fine = self.proj(images)
+        if self._can_fold():
+            coarse = [F.conv2d(images, w, b, stride=w.shape[-2:]) for w, b in self._folds()]
+        else:
+            coarse = self._coarse(images, fine)
+        levels = tuple(self._flat(level) for level in (fine, *coarse))
+        return Pyramid(levels, grid, valid)
+
+    def grid(self, size: tuple[int, int] | torch.Size) -> Grid:
+        """The quadtree over a canvas of (H, W) pixels."""
+        (height, width), (ph, pw) = size, self.patch_size
+        return Grid((-(-height // ph), -(-width // pw)), self.stages)
+
+    def _pad(self, images: Tensor, grid: Grid) -> Tensor:
+        rows, cols = grid.shape(0)
+        extra_h = rows * self.patch_size[0] - images.shape[-2]
+        extra_w = cols * self.patch_size[1] - images.shape[-1]
+        return F.pad(images, (0, extra_w, 0, extra_h)) if extra_h or extra_w else images
+
+    def _coarse(self, images: Tensor, fine: Tensor) -> list[Tensor]:
+        levels, aggregated = [], self._normed(fine)
+        for s in range(1, self.stages + 1):
+            aggregated = self.aggregate(aggregated)
+            smaller = self._downsample(images, 1 << s)
+            levels.append(self.proj(smaller) + self.zero(aggregated.movedim(1, -1)).movedim(-1, 1))
+        return levels
+
+    def _downsample(self, images: Tensor, factor: int) -> Tensor:
+        if self.down == "area":
+            return F.avg_pool2d(images, factor)
+        return F.interpolate(images, scale_factor=1 / factor, mode="bilinear", antialias=False, align_corners=False)
+
+    def _normed(self, level: Tensor) -> Tensor:
+        if isinstance(self.norm, nn.Identity):
+            return level
+        return self.norm(level.movedim(1, -1)).movedim(-1, 1)
+
+    def _flat(self, level: Tensor) -> Float[Tensor, "b n d"]:
+        return self.norm(level.flatten(2).transpose(1, 2))
+
+    def _can_fold(self) -> bool:
+        linear = self.down == "area" and isinstance(self.norm, nn.Identity)
+        return linear and not self.training and not torch.is_grad_enabled()
+
+    def _folds(self) -> list[tuple[Tensor, Tensor]]:
+        """One (weight, bias) per coarse scale, rebuilt only when a parameter has changed."""
+        tensors = (self.proj.weight, self.proj.bias, self.aggregate.weight, self.aggregate.bias, self.zero.weight, self.zero.bias)
+        version = tuple(v for t in tensors if t is not None for v in (t.data_ptr(), t._version, hash((t.dtype, t.device))))
+        if self._folded is None or self._folded[0] != version:
+            self._folded = (version, [self._fold(s) for s in range(1, self.stages + 1)])
+        return self._folded[1]
+
+    def _fold(self, scale: int) -> tuple[Tensor, Tensor]:
+        """level_s as one convolution: E on the block mean, plus Z after s aggregations of E, all linear in the pixels."""
+        dtype = self.proj.weight.dtype
+        proj = self.proj.weight.double()
+        dim = proj.shape[0]
+        proj_bias = proj.new_zeros(dim) if self.proj.bias is None else self.proj.bias.double()
+        factor = 1 << scale
+        weight = proj.repeat_interleave(factor, 2).repeat_interleave(factor, 3) / factor**2
+        bias = proj_bias.clone()
+        kernel, offset = proj, proj_bias
+        agg = self.aggregate.weight.double()
+        for _ in range(scale):
+            rows = [torch.cat([torch.einsum("ok,kchw->ochw", agg[:, :, i, j], kernel) for j in (0, 1)], 3) for i in (0, 1)]
+            kernel = torch.cat(rows, 2)
+            offset = agg.sum((2, 3)) @ offset + self.aggregate.bias.double()
+        zero = self.zero.weight.double()
+        weight = weight + torch.einsum("ok,kchw->ochw", zero, kernel)
+        bias = bias + zero @ offset + self.zero.bias.double()
+        return weight.to(dtype), bias.to(dtype)
+
+    def train(self, mode: bool = True) -> PyramidEmbed:
+        """Switching mode drops the folded weights, so that even edits through `.data` are seen afterwards."""
+        self._folded = None
+        return super().train(mode)
+
+    def __getstate__(self) -> dict:  # type: ignore[type-arg]
+        return {**self.__dict__, "_folded": None}

@@ -1,0 +1,147 @@
+"""Splits -> Layout: integers only (Sec. 3.1, Eq. 2).
+
+The leaves of the quadtree partition the valid fine cells. Reading the padded fine grid in raster order and
+keeping the top-left cell of every leaf gives the tokens of all images at once, already in the order the
+backbone (and a causal language model) wants; an image's tokens are then one contiguous segment.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from split_core.types import Grid, Layout, Splits, upsample
+
+
+def build_layout(splits: Splits, valid: Bool[Tensor, "b r c"] | None = None) -> Layout:
+    """The partition that `splits` describe, as one Layout.
+
+    Reads the device once, for the tokens of each image; every other step is tensor arithmetic whose number
+    of operations does not depend on the batch size.
+
+    Args:
+        splits: one boolean per parent and stage.
+        valid: fine cells that hold picture; None means every cell of grid.cells. A cell outside makes no
+            token, and a leaf makes one if any of its cells is valid.
+
+    Raises:
+        ValueError: an image has no valid cell.
+    """
+    grid = splits.grid
+    if valid is None and grid.padded:
+        valid = canvas_cells(grid, splits.masks[0].device).expand(splits.batch, -1, -1)
+    scale = leaf_scale(splits)
+    anchor = is_anchor(scale, grid)
+    if valid is not None:
+        anchor &= leaf_any(valid, scale, grid)
+    per_image = anchor.flatten(1).sum(1)
+    lengths = tuple(per_image.tolist())
+    if 0 in lengths:
+        raise ValueError(f"image {lengths.index(0)} of the batch has no valid cell, so it would have no token")
+    cells = grid.size(0)
+    first = torch.nonzero_static(anchor.flatten(), size=sum(lengths)).squeeze(1)
+    image, inside = first.div(cells, rounding_mode="floor"), first % cells
+    cols = grid.shape(0)[1]
+    row, col = inside.div(cols, rounding_mode="floor"), inside % cols
+    cu_seqlens = F.pad(per_image.cumsum(0), (1, 0)).int()
+    owner = _owner(anchor, scale, grid)
+    full = valid is None
+    if valid is None:
+        valid_cells = torch.full_like(per_image, cells)
+    else:
+        owner = owner.masked_fill(~valid, -1)
+        valid_cells = valid.flatten(1).sum(1)
+    token_scale = scale.flatten()[first]
+    return Layout(image, token_scale, row, col, cu_seqlens, lengths, owner, valid_cells, grid, full)
+
+
+def leaf_scale(splits: Splits) -> Int[Tensor, "b r c"]:
+    """Scale of the leaf that covers each fine cell: S minus the splits above it."""
+    nested = splits.nested()
+    scale = torch.full((splits.batch, *splits.grid.shape(0)), splits.grid.stages, device=splits.masks[0].device)
+    for s, mask in enumerate(nested.masks, start=1):
+        scale -= upsample(mask, 1 << s).long()
+    return scale
+
+
+def is_anchor(scale: Int[Tensor, "b r c"], grid: Grid) -> Bool[Tensor, "b r c"]:
+    """Cells that are the top-left cell of the leaf that covers them."""
+    rows, cols = (torch.arange(n, device=scale.device) for n in grid.shape(0))
+    return ((rows[:, None] | cols) & ((1 << scale) - 1)) == 0
+
+
+def leaf_any(valid: Bool[Tensor, "b r c"], scale: Int[Tensor, "b r c"], grid: Grid) -> Bool[Tensor, "b r c"]:
+    """For each fine cell: does the leaf over it hold any valid cell?"""
+    result = valid.clone()
+    level = valid
+    for s in range(1, grid.stages + 1):
+        level = pool_any(level)
+        result = torch.where(scale == s, upsample(level, 1 << s), result)
+    return result
+
+
+def pool_any(mask: Bool[Tensor, "b r c"]) -> Bool[Tensor, "b _ _"]:
+    """A parent is set if any of its four children is."""
+    b, rows, cols = mask.shape
+    return mask.view(b, rows // 2, 2, cols // 2, 2).any(4).any(2)
+
+
+def canvas_cells(grid: Grid, device: torch.device | str = "cpu") -> Bool[Tensor, "1 r c"]:
+    """Fine cells of the padded grid that hold at least one pixel of the canvas."""
+    rows, cols = (torch.arange(n, device=device) for n in grid.shape(0))
+    return ((rows[:, None] < grid.cells[0]) & (cols < grid.cells[1]))[None]
+
+
+def valid_at(grid: Grid, valid: Bool[Tensor, "b r c"] | None, device: torch.device) -> tuple[Bool[Tensor, "b _ _"], ...]:
+    """Cells of every scale that hold picture, fine first; batch 1 when all images agree."""
+    levels = [canvas_cells(grid, device) if valid is None else valid]
+    for _ in range(grid.stages):
+        levels.append(pool_any(levels[-1]))
+    return tuple(levels)
+
+
+def split_cost(grid: Grid, valid: Bool[Tensor, "b r c"] | None, device: torch.device) -> tuple[Int[Tensor, "b _"], ...]:
+    """Tokens that splitting each parent adds, per scale 1 .. S: its children that hold picture, minus one."""
+    levels = valid_at(grid, valid, device)
+    costs = []
+    for s in range(1, grid.stages + 1):
+        child = levels[s - 1]
+        b, rows, cols = child.shape
+        children = child.view(b, rows // 2, 2, cols // 2, 2).sum((2, 4))
+        costs.append((children - levels[s].long()).flatten(1))
+    return tuple(costs)
+
+
+def expected_fraction(logits: tuple[Float[Tensor, "b _"], ...], grid: Grid, valid: Tensor | None = None) -> Float[Tensor, " b"]:
+    """E[P(x, M)] in closed form for independent Bernoulli splits; differentiable in the logits.
+
+    E[n] = coarse + sum over parents of (prod of the ancestors' and its own p) * (tokens its split adds).
+    """
+    levels = valid_at(grid, valid, logits[0].device)
+    costs = split_cost(grid, valid, logits[0].device)
+    tokens = levels[-1].flatten(1).sum(1).to(logits[0].dtype)
+    exists: Tensor | None = None
+    for s in range(grid.stages, 0, -1):
+        p = logits[s - 1].sigmoid().unflatten(1, grid.shape(s))
+        reach = p if exists is None else p * upsample(exists)
+        tokens = tokens + (reach.flatten(1) * costs[s - 1]).sum(1)
+        exists = reach
+    return tokens / levels[0].flatten(1).sum(1)
+
+
+def uniform_splits(grid: Grid, batch: int, *, split: bool, device: torch.device | str = "cpu") -> Splits:
+    """Every parent splits (all fine: the dense ViT) or none does (all coarse)."""
+    shapes = (grid.shape(s) for s in range(1, grid.stages + 1))
+    return Splits(tuple(torch.full((batch, *shape), split, device=device) for shape in shapes), grid)
+
+
+def _owner(anchor: Bool[Tensor, "b r c"], scale: Int[Tensor, "b r c"], grid: Grid) -> Int[Tensor, "b r c"]:
+    """Token index of the leaf over each fine cell: look up the running count of anchors at its top-left cell."""
+    token = anchor.flatten().long().cumsum(0).sub_(1)
+    rows, cols = (torch.arange(n, device=scale.device) for n in grid.shape(0))
+    keep = ~((1 << scale) - 1)
+    top_left = (rows[:, None] & keep) * grid.shape(0)[1] + (cols & keep)
+    base = torch.arange(scale.shape[0], device=scale.device)[:, None, None] * grid.size(0)
+    return token[(base + top_left).flatten()].view_as(scale)

@@ -1,0 +1,123 @@
+"""What a task is: how features become an output, and what an output costs, image by image.
+
+The estimators need errors per image (never a batch mean): E(x, M) of Sec. 3.3. Everything else a run needs
+of a task (metric, target cells of objects for recall) hangs here too, so that the engine knows no task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from split_core.types import Grid
+
+if TYPE_CHECKING:
+    from split_core.model import Features, SplitViT
+
+Target = Mapping[str, Any]
+"""Labels of a batch: "label" (b,), "mask" (b, H, W) ...; tensors lead with b, ragged ones are lists of b."""
+
+
+@dataclass(frozen=True)
+class DataContext:
+    """What a data set is built with.
+
+    Args:
+        split: "train", "val" or "test"; nothing is shared between splits beyond what its settings say.
+        seed: decides generated samples together with split and index.
+        image_size: (H, W) the model wants, or None for the data's own.
+        mean, std: normalisation that `image` comes back with.
+        in_chans: channels the model wants.
+    """
+
+    split: str
+    seed: int = 0
+    image_size: tuple[int, int] | None = None
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    in_chans: int = 3
+
+
+@dataclass(frozen=True)
+class ModelContext:
+    """What a backbone is built with.
+
+    Args:
+        num_classes: outputs of its head; 0 leaves the head out.
+        image_size: (H, W) its position table is made for, or None for the model's own default.
+        in_chans: channels of the images, or None for the model's own.
+    """
+
+    num_classes: int
+    image_size: tuple[int, int] | None = None
+    in_chans: int | None = None
+
+
+@runtime_checkable
+class Dataset(Protocol):
+    """A map-style data set. Item i is the same whenever it is asked for.
+
+    Attributes:
+        classes: names, in index order.
+    Methods:
+        __getitem__(i): {"image": (c, H, W) float32 normalised, "target": {"label": int, "mask": (H, W) bool
+            tensor or absent, "boxes": ..., ...}}.
+        collate(samples): {"image": (b, c, H, W), "target": Target}.
+    An optional ``__getitems__(indices)`` makes many at once.
+    """
+
+    classes: Sequence[str]
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    def collate(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class TaskContext:
+    """What a task is built with: the class names of its data and the width of its backbone's tokens."""
+
+    classes: tuple[str, ...]
+    dim: int
+
+
+class Task(nn.Module):
+    """Base of all tasks. Its parameters (a head, an auxiliary loss) train with the backbone and freeze with it."""
+
+    higher_is_better: bool = True
+    metric_name: str = ""
+
+    def output(self, model: SplitViT, features: Features) -> Any:
+        """The task's output for a batch, from the backbone's features."""
+        raise NotImplementedError(f"{type(self).__name__} does not define output(model, features)")
+
+    def error(self, output: Any, target: Target) -> Float[Tensor, " b"]:
+        """E(x, M): one finite number per image, lower is better."""
+        raise NotImplementedError(f"{type(self).__name__} does not define error(output, target)")
+
+    def loss(self, output: Any, target: Target, features: Features) -> Float[Tensor, ""]:
+        """What the backbone trains on; the mean error unless a task adds auxiliary terms."""
+        return self.error(output, target).mean()
+
+    def score(self, output: Any, target: Target) -> Float[Tensor, " b"] | None:
+        """A per-image score to average and to pair between methods (accuracy: 0 or 1), or None."""
+        return None
+
+    def objects(self, target: Target, grid: Grid, patch_size: tuple[int, int]) -> Bool[Tensor, "b r c"] | None:
+        """Fine cells that lie on labelled objects, for recall and for the oracle policy; None if unlabelled."""
+        return None
+
+
+def repeat_target(target: Target, times: int) -> dict[str, Any]:
+    """The target of `times` rollouts of a batch, rollout after rollout (row k * b + i is image i)."""
+    return {
+        key: torch.cat([value] * times) if isinstance(value, Tensor) else list(value) * times
+        for key, value in target.items()
+    }

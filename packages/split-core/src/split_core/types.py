@@ -1,0 +1,187 @@
+"""The nouns of the method, and the legend of axes that every signature uses.
+
+    b  images of a batch (or rollouts: K * b)      s  scale, 0 = fine (p px) .. S = coarse (2^S p px)
+    n  cells of one scale's grid                   m  cells of all scales, fine first (the whole pyramid)
+    t  packed patch tokens of a batch              T  packed tokens with the prefix (class, registers)
+    d  embedding width                             r c  rows and columns of the padded fine grid
+
+Data flow (paper, Fig. 2):  images -> Pyramid -> logits -> Splits -> Layout -> Packed -> blocks -> Features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Sizes of the quadtree over one canvas: everything that depends on H, W, p and S alone.
+
+    Args:
+        cells: rows and columns of fine cells that hold at least one pixel, ceil(H / p), ceil(W / p).
+        stages: S, the number of split stages.
+    """
+
+    cells: tuple[int, int]
+    stages: int
+
+    def shape(self, scale: int) -> tuple[int, int]:
+        """Rows and columns at `scale` of the grid padded (bottom, right) to whole coarse patches."""
+        unit = 1 << self.stages
+        rows, cols = (-(-c // unit) * unit for c in self.cells)
+        return rows >> scale, cols >> scale
+
+    def size(self, scale: int) -> int:
+        """Number of cells n at `scale`."""
+        rows, cols = self.shape(scale)
+        return rows * cols
+
+    def offset(self, scale: int) -> int:
+        """Where `scale` starts when the scales are concatenated, fine first."""
+        return sum(self.size(s) for s in range(scale))
+
+    @property
+    def total(self) -> int:
+        """m: the cells of all scales together."""
+        return self.offset(self.stages + 1)
+
+    @property
+    def padded(self) -> bool:
+        """Whether some fine cells of the padded grid lie wholly outside the image."""
+        return self.shape(0) != self.cells
+
+
+@dataclass(frozen=True)
+class Pyramid:
+    """Pre-positional embeddings of every patch at every scale (Sec. 3.1).
+
+    Args:
+        levels: S + 1 tensors (b, n_s, d), fine first, each in raster order of its grid.
+        grid: the sizes.
+        valid: (b, r, c) fine cells that hold picture; None when all do.
+    """
+
+    levels: tuple[Float[Tensor, "b _ d"], ...]
+    grid: Grid
+    valid: Bool[Tensor, "b r c"] | None = None
+
+    @property
+    def batch(self) -> int:
+        return self.levels[0].shape[0]
+
+    def children(self, scale: int) -> Float[Tensor, "b n 4 d"]:
+        """The four children of every parent at `scale`, in raster order inside the parent."""
+        level = self.levels[scale - 1]
+        b, _, d = level.shape
+        rows, cols = self.grid.shape(scale)
+        quads = level.view(b, rows, 2, cols, 2, d).transpose(2, 3)
+        return quads.reshape(b, rows * cols, 4, d)
+
+    def detach(self) -> Pyramid:
+        """The same values outside the autograd graph (a policy never trains the backbone in PPO)."""
+        return Pyramid(tuple(level.detach() for level in self.levels), self.grid, self.valid)
+
+
+@dataclass(frozen=True)
+class Splits:
+    """One boolean per parent and stage: does it split?  masks[s - 1] is (b, rows_s, cols_s).
+
+    A mask may hold True below a parent that did not split; `nested` clears those.
+    """
+
+    masks: tuple[Bool[Tensor, "b _ _"], ...]
+    grid: Grid
+
+    @property
+    def batch(self) -> int:
+        return self.masks[0].shape[0]
+
+    def nested(self) -> Splits:
+        """The same partition with every split below an unsplit parent cleared."""
+        masks: list[Tensor] = list(self.masks)
+        for s in range(len(masks) - 1, 0, -1):
+            masks[s - 1] = masks[s - 1] & upsample(masks[s])
+        return Splits(tuple(masks), self.grid)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which token is where: the one owner of that knowledge (Sec. 3.1-3.3).
+
+    The tokens of an image partition its valid fine cells. They stand in raster order of their top-left
+    fine cell, image after image. Prefix tokens are not in a layout; `Packed` adds them.
+
+    Args:
+        image: (t,) image of each token.
+        scale: (t,) its scale s; it covers 2^s x 2^s fine cells.
+        row, col: (t,) its top-left fine cell.
+        cu_seqlens: (b + 1,) int32, where each image's tokens start.
+        lengths: the tokens of each image as Python integers (the forward's only device read).
+        owner: (b, r, c) fine cell -> token, -1 in padding.
+        valid_cells: (b,) N, the fine cells that hold picture.
+        grid: the sizes.
+        full: every cell of the padded grid holds picture, so no owner is -1.
+    """
+
+    image: Int[Tensor, " t"]
+    scale: Int[Tensor, " t"]
+    row: Int[Tensor, " t"]
+    col: Int[Tensor, " t"]
+    cu_seqlens: Int[Tensor, " b1"]
+    lengths: tuple[int, ...]
+    owner: Int[Tensor, "b r c"]
+    valid_cells: Int[Tensor, " b"]
+    grid: Grid
+    full: bool
+
+    @property
+    def batch(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def total(self) -> int:
+        """t, the patch tokens of the whole batch."""
+        return sum(self.lengths)
+
+    @property
+    def counts(self) -> Int[Tensor, " b"]:
+        """n_i, the patch tokens of each image."""
+        return self.cu_seqlens.diff().long()
+
+    @property
+    def token_fraction(self) -> Float[Tensor, " b"]:
+        """P(x, M) = n / N over patch tokens and valid cells; prefix tokens do not count."""
+        return self.counts / self.valid_cells
+
+    @cached_property
+    def cell(self) -> Int[Tensor, " t"]:
+        """Row of each token in the concatenated pyramid (m cells, fine first)."""
+        sizes = [(self.grid.offset(s), self.grid.shape(s)[1]) for s in range(self.grid.stages + 1)]
+        table = torch.tensor(sizes, device=self.scale.device)[self.scale]
+        return table[:, 0] + (self.row >> self.scale) * table[:, 1] + (self.col >> self.scale)
+
+    @cached_property
+    def area(self) -> Int[Tensor, " t"]:
+        """Valid fine cells that each token covers; they sum to N over an image."""
+        owned = self.owner.flatten()
+        sizes = torch.zeros(self.total + 1, dtype=torch.long, device=owned.device)
+        return sizes.scatter_add_(0, owned + 1, torch.ones_like(owned))[1:]
+
+    def fine(self) -> Bool[Tensor, "b r c"]:
+        """Fine cells that got a token of their own."""
+        if self.total == 0:
+            return self.owner >= 0
+        return (self.scale[self.owner.clamp_min(0)] == 0) & (self.owner >= 0)
+
+
+def upsample(mask: Tensor, factor: int = 2) -> Tensor:
+    """Repeat every cell of (..., rows, cols) factor x factor times: a parent's value for its children."""
+    if factor == 1:
+        return mask
+    *lead, rows, cols = mask.shape
+    return mask[..., :, None, :, None].expand(*lead, rows, factor, cols, factor).reshape(*lead, rows * factor, cols * factor)

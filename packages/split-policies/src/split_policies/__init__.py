@@ -1,0 +1,1 @@
+"""Splitting policies: learned, heuristic and reference ones."""

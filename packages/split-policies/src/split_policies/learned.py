@@ -1,0 +1,42 @@
+"""What the decision networks share: input normalisation and the two-layer head h of Eq. 1."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from split_core.policy import SplitPolicy
+
+
+class LearnedPolicy(SplitPolicy):
+    """Base of the decision networks. One network serves every stage (Sec. 3.2).
+
+    Args:
+        features: width of what h reads.
+        hidden: hidden units of h.
+        norm: normalise input embeddings.
+    """
+
+    learned: ClassVar[bool] = True
+    default_rule: ClassVar[str] = "threshold"
+
+    def __init__(self, features: int, *, hidden: int, norm: bool) -> None:
+        super().__init__()
+        self.norm = norm
+        self.expand = nn.Linear(features, hidden)
+        self.decide = nn.Linear(hidden, 1)
+        # Logits start within about 0.1 of zero: both choices equally likely, far from where the sigmoid saturates.
+        # Not exactly zero, or the layers below would get no gradient at the first step.
+        nn.init.normal_(self.decide.weight, std=0.02)
+        nn.init.zeros_(self.decide.bias)
+
+    def inputs(self, embeddings: Float[Tensor, "*cells d"]) -> Float[Tensor, "*cells d"]:
+        """Embeddings as the network reads them."""
+        return F.layer_norm(embeddings, embeddings.shape[-1:]) if self.norm else embeddings
+
+    def head(self, features: Float[Tensor, "b n features"]) -> Float[Tensor, "b n"]:
+        """h: the logit of every parent."""
+        return self.decide(F.gelu(self.expand(features))).squeeze(-1)

@@ -1,0 +1,46 @@
+"""The paper's decision network (Sec. 3.2, Eq. 1): logit = h([z_parent ; CrossAttn(q = z_parent, kv = 4 children)]).
+
+Inner sizes are open in the paper (`sizes`), as are normalisation (`LearnedConfig.norm`) and h's activation (GELU).
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from split_core.errors import SplitError
+from split_core.policy import BackboneInfo, StageView
+from split_policies.configs import CrossAttentionConfig
+from split_policies.learned import LearnedPolicy
+from split_policies.sizes import attention_sizes
+
+
+class CrossAttention(LearnedPolicy):
+    """Parent queries its four children; an MLP decides from the parent and their summary.
+
+    Raises:
+        SplitError: the width is not a multiple of the heads.
+    """
+
+    def __init__(self, config: CrossAttentionConfig, info: BackboneInfo) -> None:
+        width, heads, hidden = attention_sizes(info.dim, width=config.width, heads=config.heads, hidden=config.hidden)
+        if width % heads:
+            raise SplitError(f"policy xattn: width {width} is not a multiple of heads {heads}")
+        super().__init__(2 * info.dim, hidden=hidden, norm=config.norm)
+        self.heads = heads
+        self.query = nn.Linear(info.dim, width, bias=False)
+        self.key_value = nn.Linear(info.dim, 2 * width, bias=False)
+        self.output = nn.Linear(width, info.dim)
+
+    def forward(self, view: StageView) -> Float[Tensor, "b n"]:
+        parents = self.inputs(view.parents)
+        summary = self.attend(parents, self.inputs(view.children))
+        return self.head(torch.cat([parents, summary], dim=-1))
+
+    def attend(self, parents: Float[Tensor, "b n d"], children: Float[Tensor, "b n 4 d"]) -> Float[Tensor, "b n d"]:
+        """Pool four children per parent. One query and four keys: elementwise products beat a batched matmul."""
+        query = self.query(parents).unflatten(-1, (1, self.heads, -1))
+        key, value = self.key_value(children).unflatten(-1, (2, self.heads, -1)).unbind(-3)
+        weight = ((query * key).sum(-1, keepdim=True) * query.shape[-1] ** -0.5).softmax(2)
+        return self.output((weight * value).sum(2).flatten(-2))

@@ -1,0 +1,1 @@
+"""Data sets: generated digits, composites of photographs, folders of images."""

@@ -1,0 +1,72 @@
+"""Unpack a Debian package without root: dpkg-deb where there is one, else its two containers in plain Python."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+MAGIC = b"!<arch>\n"
+HEADER = 60
+
+
+def ar_members(path: Path) -> Iterator[tuple[str, int, int]]:
+    """(name, offset, size) of each member of an ar archive.
+
+    Raises:
+        ValueError: it is not one, or it is cut short.
+    """
+    end = path.stat().st_size
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise ValueError(f"{path} is not a Debian package (no ar archive)")
+        at = len(MAGIC)
+        while at < end:
+            file.seek(at)
+            header = file.read(HEADER)
+            if len(header) < HEADER or header[58:] != b"`\n" or not header[48:58].strip().isdigit():
+                raise ValueError(f"{path} is damaged at byte {at}")
+            size = int(header[48:58])
+            if at + HEADER + size > end:
+                raise ValueError(f"{path} is cut short")
+            yield header[:16].decode("ascii").rstrip().rstrip("/"), at + HEADER, size
+            at += HEADER + size + size % 2  # members start at even bytes
+
+
+def unpack_python(path: Path, target: Path) -> None:
+    """Write the package's files below `target`, reading ar and tar (gz, xz, bz2, plain) with the standard library.
+
+    Raises:
+        ValueError: damaged, or compressed in a way this Python cannot read.
+    """
+    for name, offset, size in ar_members(path):
+        if not name.startswith("data.tar"):
+            continue
+        with path.open("rb") as file:
+            file.seek(offset)
+            data = io.BytesIO(file.read(size))
+        try:
+            with tarfile.open(fileobj=data) as archive:
+                archive.extractall(target, filter="data")
+        except tarfile.TarError as error:
+            raise ValueError(f"{path}: cannot unpack {name}: {error}") from None
+        return
+    raise ValueError(f"{path} holds no data.tar")
+
+
+def unpack(path: Path, target: Path) -> None:
+    """Write the package's files below `target`.
+
+    Raises:
+        ValueError: the package is damaged.
+    """
+    program = shutil.which("dpkg-deb")
+    if program is None:
+        unpack_python(path, target)
+        return
+    done = subprocess.run([program, "-x", str(path), str(target)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError(f"{path}: {done.stderr.strip() or 'dpkg-deb failed'}")

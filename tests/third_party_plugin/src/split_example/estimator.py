@@ -1,0 +1,36 @@
+"""An estimator turns the errors of a frozen backbone into losses for the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from split_core.decision import log_prob
+from split_core.learn.estimator import ErrorOf, Estimator, EstimatorContext
+from split_core.learn.ppo import advantage, sample_rollouts
+from split_core.model import SplitViT
+from split_example.configs import ReinforceConfig
+
+
+class Reinforce(Estimator):
+    """Policy gradient at a fixed token price: no ratio, no clipping, no dual."""
+
+    def __init__(self, config: ReinforceConfig, context: EstimatorContext) -> None:
+        self.config = config
+        self.cost = float("nan")
+
+    def losses(
+        self, model: SplitViT, images: Tensor, error_of: ErrorOf, generator: torch.Generator | None = None
+    ) -> Iterator[Tensor]:
+        with torch.no_grad():
+            pyramid = model.pyramid(images)
+            rollouts = sample_rollouts(model, pyramid, images, error_of, self.config.rollouts, generator)
+        cost = rollouts.error + self.config.price * rollouts.fraction
+        self.cost = float(cost.mean())
+        now = log_prob(model.logits(pyramid, images), rollouts.splits).view_as(cost)
+        yield -(advantage(cost) * now).mean()
+
+    def metrics(self) -> dict[str, float]:
+        return {"cost": self.cost}
