@@ -7,6 +7,7 @@ one line on stderr and exit code 2.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,14 @@ RECIPES = Path(__file__).parent / "recipes"
 DEFAULT_RECIPES = {"cls": "digits_cls"}
 """Task -> the recipe that a command without `recipe` starts from."""
 
-ENGINES = {"train": "train", "eval": "evaluate", "bench": "bench", "draw": "draw", "report": "report"}
+ENGINES = {
+    "train": "train",
+    "eval": "evaluate",
+    "bench": "bench",
+    "draw": "draw",
+    "report": "report",
+    "export": "export",
+}
 """Command -> module of split_core.engine, whose ``main(config)`` runs it."""
 
 
@@ -87,6 +95,9 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # the reader has seen enough (| head); keep the shutdown's flush from complaining too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     return 0
 
 

@@ -28,6 +28,7 @@ commands
   do=bench     time the whole pipeline against the dense model
   do=draw      draw where the tokens went; image=PATH for a picture of your own
   do=report    tables and pictures again from what a run has written
+  do=export    a trained backbone as plain timm weights
   do=plugins   list everything installed that a setting can name
 
 Commands other than train take the settings of the run in run_dir when there is one. Values are YAML: 0.5, true,

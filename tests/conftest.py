@@ -6,6 +6,8 @@ import os
 
 from jaxtyping import install_import_hook
 
+os.environ.setdefault("GOMP_SPINCOUNT", "0")  # threads that wait must not take the core of those that work
+
 # before the first import of any of them
 install_import_hook(["split_core", "split_policies", "split_tasks", "split_baselines"], "beartype.beartype")
 

@@ -33,7 +33,7 @@ ERRORS = {
     "policy=null": "policy=None: should be a name, one of",
     "policy=[1]": "policy: no name is given; write policy=NAME, one of",
     "eval.methods=[dense,entrpy]": "eval.methods: no method is called 'entrpy'. Did you mean entropy?",
-    "do=trian": "do=trian: should be 'train', 'eval', 'bench', 'draw' or 'report'. Did you mean train?",
+    "do=trian": "or 'export'. Did you mean train?",
     "decision=treshold": "Did you mean threshold?",
     "estimator.dual.kind=papr": "estimator.dual.kind=papr: should be 'paper' or 'pi'. Did you mean paper?",
     "budget=abc": "budget=abc: should be a valid number",
@@ -84,7 +84,6 @@ def test_groups_come_out_complete_with_the_defaults_of_the_chosen_plugin() -> No
     assert config.estimator["lr"] == 0.5
     assert config.settings("estimator").lr == 0.5  # type: ignore[attr-defined]
     assert config.settings("estimator").dual.kind == "paper"  # type: ignore[attr-defined]
-    assert config.reducer is None
 
 
 def test_naming_another_plugin_drops_the_settings_of_the_old_one_whatever_the_order() -> None:
@@ -136,18 +135,19 @@ def test_a_recipe_is_found_by_name_or_path_and_the_nearest_is_named(tmp_path: Pa
 
 def test_values_are_yaml_and_a_bare_no_is_a_precision() -> None:
     config = load(
-        "budget=5e-1", "precision=no", "bench.batch_sizes=[1,8]", "threads=null", "run_dir=a=b", "reducer=null"
+        "budget=5e-1", "precision=no", "bench.batch_sizes=[1,8]", "threads=null", "run_dir=a=b"
     )
     assert config.budget == 0.5
     assert (config.precision, config.bench.batch_sizes, config.threads) == ("no", (1, 8), None)
     assert config.run_dir == "a=b"
 
 
-def test_methods_are_policies_reducers_and_warm_starts() -> None:
-    config = load("eval.methods=[dense,xattn_warmstart]", "bench.methods=[random]")
+def test_methods_are_policies_and_the_warm_start_of_the_runs_own() -> None:
+    config = load("policy=xattn", "eval.methods=[dense,xattn_warmstart]", "bench.methods=[random]")
     assert config.eval.methods == ("dense", "xattn_warmstart")
-    with pytest.raises(SplitError, match="_warmstart"):
-        load("eval.methods=[_warmstart]")
+    for method in ("entropy_warmstart", "_warmstart"):
+        with pytest.raises(SplitError, match=f"^bench.methods: no method is called '{method}'"):
+            load("policy=xattn", f"bench.methods=[{method}]")
 
 
 def test_run_dir_defaults_to_what_tells_runs_apart() -> None:

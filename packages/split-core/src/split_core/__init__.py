@@ -13,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from split_core.engine.draw import draw
+    from split_core.engine.patchmap import draw
     from split_core.model import SplitViT, wrap
     from split_core.types import Grid, Layout, Pyramid, Splits
 
@@ -21,7 +21,7 @@ __all__ = ["Grid", "Layout", "Pyramid", "SplitViT", "Splits", "draw", "wrap"]
 
 
 def __getattr__(name: str) -> Any:
-    homes = {"draw": "engine.draw", "SplitViT": "model", "wrap": "model"}
+    homes = {"draw": "engine.patchmap", "SplitViT": "model", "wrap": "model"}
     if name not in __all__:
         raise AttributeError(f"module 'split_core' has no attribute {name!r}")
     return getattr(importlib.import_module(f"split_core.{homes.get(name, 'types')}"), name)

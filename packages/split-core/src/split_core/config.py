@@ -19,20 +19,11 @@ from split_core.plugins import KINDS, PluginConfig
 
 __all__ = ["GROUPS", "DualConfig", "PPOConfig", "RunConfig"]
 
-GROUPS = tuple(KINDS)
-"""Fields of RunConfig whose settings belong to a plugin."""
+GROUPS = tuple(kind for kind in KINDS if kind != "reducer")
+"""Fields of RunConfig whose settings belong to a plugin. Reducers are rivals to run beside it, not a part of a run."""
 
 Group = dict[str, Any]
 Rule = Literal["threshold", "sample", "image", "batch"]
-
-
-def _known_methods(names: tuple[str, ...]) -> tuple[str, ...]:
-    """A method is a policy, a reducer, or NAME_warmstart for a policy before the estimator."""
-    policies, reducers = registry.entries("policy"), registry.entries("reducer")
-    for name in names:
-        if name not in reducers and name.removesuffix("_warmstart") not in policies:
-            raise SplitError(unknown("method", name, [*policies, *reducers]))
-    return names
 
 
 class Section(PluginConfig):
@@ -43,14 +34,8 @@ class MethodsSection(Section):
     """A section that compares methods."""
 
     methods: tuple[str, ...] = Field(
-        (),
-        description="rivals of the run's policy: policies, reducers, NAME_warmstart for a policy before the estimator",
+        (), description="policies to compare with the run's own, which stands last, after its warm start"
     )
-
-    @field_validator("methods")
-    @classmethod
-    def _check_methods(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return _known_methods(value)
 
 
 class AdaptConfig(Section):
@@ -85,8 +70,11 @@ class WarmstartConfig(Section):
     """Cosine pseudo-labels for a learned policy while the backbone adapts (Sec. 3.4)."""
 
     policy_lr: float = Field(1e-3, gt=0, description="learning rate of the policy")
-    tau: float = Field(
-        0.1, ge=0, le=1, description="cosine distance above which a parent is labelled to split, at first"
+    tau: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="cosine distance above which a parent is labelled to split, at first; null fits it to `budget`",
     )
     tau_lr: float = Field(1e-3, ge=0, description="step of tau per unit of (token fraction - budget)")
 
@@ -127,6 +115,28 @@ class DrawConfig(Section):
         return value
 
 
+class ReportConfig(Section):
+    """Tables and pictures from what runs have written."""
+
+    runs: tuple[str, ...] = Field((), description="run folders (seeds, budgets) to merge; none means run_dir alone")
+    out: str | None = Field(
+        None, description="where the merged .json, .md and .png go, without ending; alone, remakes them from the .json"
+    )
+
+    @model_validator(mode="after")
+    def _check_out(self) -> ReportConfig:
+        if self.runs and not self.out:
+            raise SplitError("runs needs out, a path without ending such as docs/results/digits_cls")
+        return self
+
+
+class ExportConfig(Section):
+    """Weights for use without this library."""
+
+    method: str | None = Field(None, description="whose backbone; null is the run's own policy's")
+    out: str | None = Field(None, description="the .safetensors file; null is run_dir/export/METHOD.safetensors")
+
+
 class CheckpointConfig(Section):
     """What a killed run resumes from."""
 
@@ -137,24 +147,28 @@ class CheckpointConfig(Section):
 class RunConfig(Section):
     """Everything a run depends on."""
 
-    do: Literal["train", "eval", "bench", "draw", "report"] = Field("train", description="what to do")
+    do: Literal["train", "eval", "bench", "draw", "report", "export"] = Field("train", description="what to do")
     task: Group = Field(description="what the model is for")
     data: Group = Field(description="the images and their labels")
     model: Group = Field(description="the backbone and its weights")
     policy: Group = Field(description="decides which patches split")
-    reducer: Group | None = Field(None, description="a layer-wise reducer in place of splitting")
     budget: float = Field(0.7, gt=0, le=1, description="rho, the token fraction aimed at")
     stages: int = Field(1, ge=1, description="S, split stages; a coarse patch is 2^S fine ones wide")
     attention: Group = Field({"name": "auto"}, description="attention backend; auto takes the best that runs here")
     decision: Rule | None = Field(None, description="how logits become splits; null is the policy's own rule")
-    error: Literal["task"] = Field("task", description="E(x, M) that the estimator lowers: the task's error per image")
     adapt: AdaptConfig = Field(AdaptConfig(), description="fine-tuning of the backbone on masks")
     warmstart: WarmstartConfig = Field(WarmstartConfig(), description="warm start of a learned policy, during adapt")
     estimator: Group = Field({"name": "ppo"}, description="how the policy learns from errors, after adapt")
     eval: EvalConfig = Field(EvalConfig(), description="evaluation")
     bench: BenchConfig = Field(BenchConfig(), description="timing")
     draw: DrawConfig = Field(DrawConfig(), description="pictures")
+    report: ReportConfig = Field(ReportConfig(), description="tables and pictures")
+    export: ExportConfig = Field(ExportConfig(), description="weights for use elsewhere")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="checkpoints")
+    init: str | None = Field(
+        None,
+        description="models/NAME.safetensors of another run: start from its backbone, pyramid and head, not its policy",
+    )
     seed: int = Field(0, ge=0, description="seed of everything random")
     threads: int | None = Field(None, ge=1, description="CPU threads; null leaves torch's own number")
     workers: int = Field(0, ge=0, description="processes that load data; 0 loads in the main one")
@@ -166,12 +180,17 @@ class RunConfig(Section):
     run_dir: str = Field("", description="where everything is written; empty means runs/TASK-DATA-POLICY-BUDGET-sSEED")
     log_every: int = Field(10, ge=1, description="steps between log lines")
 
+    @field_validator("init")
+    @classmethod
+    def _check_init(cls, value: str | None) -> str | None:
+        if value is not None and not Path(value).is_file():
+            raise ValueError("should be a .safetensors file of a run, but there is no such file")
+        return value
+
     @field_validator(*GROUPS, mode="before")
     @classmethod
     def _check_group(cls, value: Any, info: Any) -> Any:  # info: pydantic's ValidationInfo, a protocol at run time
         kind = info.field_name
-        if value is None and kind == "reducer":
-            return None
         if not isinstance(value, str | dict | registry.Choice):
             raise ValueError(f"should be a name, one of {', '.join(registry.entries(kind))}")
         if kind == "attention" and (value == "auto" or (isinstance(value, dict) and value.get("name") == "auto")):
@@ -184,6 +203,15 @@ class RunConfig(Section):
     def settings(self, group: str) -> PluginConfig:
         """A group's settings as an instance of the chosen entry's class, e.g. ``config.settings("estimator").lr``."""
         return registry.choose(group, getattr(self, group)).settings
+
+    @model_validator(mode="after")
+    def _check_methods(self) -> RunConfig:
+        known = [*registry.entries("policy"), f"{self.policy['name']}_warmstart"]
+        for key in ("eval", "bench"):
+            for name in getattr(self, key).methods:
+                if name not in known:
+                    raise SplitError(f"{key}.methods: {unknown('method', name, known)}")
+        return self
 
     @model_validator(mode="after")
     def _name_run_dir(self) -> RunConfig:

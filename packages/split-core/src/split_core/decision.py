@@ -92,7 +92,11 @@ def best_first(
     if whole_batch:
         # Position-major, so that ties between images stay parent-first inside each image.
         n = order_key.shape[1]
-        chosen = _spend(order_key.T.reshape(1, -1), costs.T.reshape(1, -1), _allowance(cells.sum()[None], coarse.sum()[None], budget))
+        chosen = _spend(
+            order_key.T.reshape(1, -1),
+            costs.T.reshape(1, -1),
+            _allowance(cells.sum()[None], coarse.sum()[None], budget),
+        )
         chosen = chosen.view(n, b).T
     else:
         chosen = _spend(order_key, costs, _allowance(cells, coarse, budget))
@@ -125,8 +129,11 @@ def reachable(logits: Logits, grid: Grid) -> list[Tensor]:
 
 
 def _allowance(cells: Int[Tensor, " g"], coarse: Int[Tensor, " g"], budget: float) -> Int[Tensor, " g"]:
-    """Tokens that may be added to the coarse partition. The 1e-6 keeps 0.7 * 10 from flooring to 6."""
-    return (cells * budget + 1e-6).floor().long() - coarse
+    """Tokens that may be added to the coarse partition.
+
+    The 1e-6 keeps 0.7 * 10 from flooring to 6; float64, because in float32 a budget of 418 / 784 floors to 417.
+    """
+    return (cells.double() * budget + 1e-6).floor().long() - coarse
 
 
 def _spend(key: Float[Tensor, "g n"], cost: Int[Tensor, "g n"], allowance: Int[Tensor, " g"]) -> Bool[Tensor, "g n"]:
@@ -135,7 +142,7 @@ def _spend(key: Float[Tensor, "g n"], cost: Int[Tensor, "g n"], allowance: Int[T
     return torch.zeros_like(cost, dtype=torch.bool).scatter_(1, order, spent <= allowance[:, None])
 
 
-def log_prob(logits: Logits, splits: Splits) -> Float[Tensor, " b"]:
+def log_prob(logits: Logits, splits: Splits) -> Float[Tensor, " kb"]:
     """log pi(M | x): the sum over the parents that exist of Bernoulli log-probabilities, in float32.
 
     Stable for any logit: log sigmoid(l) = -softplus(-l). Rollouts (splits.batch = K * b) reuse the b logits.
@@ -143,7 +150,7 @@ def log_prob(logits: Logits, splits: Splits) -> Float[Tensor, " b"]:
     return _over_existing(logits, splits, lambda logit, chosen: -F.softplus(torch.where(chosen, -logit, logit)))
 
 
-def decision_entropy(logits: Logits, splits: Splits) -> Float[Tensor, " b"]:
+def decision_entropy(logits: Logits, splits: Splits) -> Float[Tensor, " kb"]:
     """Entropy of the Bernoulli decisions, in nats, summed over the parents that exist in `splits`."""
     return _over_existing(logits, splits, lambda logit, _: F.softplus(logit) - logit * logit.sigmoid())
 
@@ -155,7 +162,7 @@ def existing(splits: Splits) -> tuple[Bool[Tensor, "b _"], ...]:
     return (*asked, torch.ones_like(masks[-1].flatten(1)))
 
 
-def _over_existing(logits: Logits, splits: Splits, term) -> Float[Tensor, " b"]:  # type: ignore[no-untyped-def]
+def _over_existing(logits: Logits, splits: Splits, term) -> Float[Tensor, " kb"]:  # type: ignore[no-untyped-def]
     total = None
     for logit, mask, asked in zip(logits, splits.masks, existing(splits), strict=True):
         times = mask.shape[0] // logit.shape[0]

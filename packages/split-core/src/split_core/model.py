@@ -110,7 +110,9 @@ class SplitViT(nn.Module):
         check_images(images, self.embed.proj.in_channels)
         return self.embed(images, valid)
 
-    def logits(self, pyramid: Pyramid, images: Float[Tensor, "b ch H W"], **seen: Any) -> tuple[Float[Tensor, "b _"], ...]:
+    def logits(
+        self, pyramid: Pyramid, images: Float[Tensor, "b ch H W"], **seen: Any
+    ) -> tuple[Float[Tensor, "b _"], ...]:
         """The policy's logits, index s - 1 for the parents at scale s. One policy serves all stages (Sec. 3.2)."""
         scales = range(1, self.embed.stages + 1)
         return tuple(self.policy(StageView(s, pyramid, images, **seen)) for s in scales)
@@ -200,7 +202,9 @@ def check_images(images: Tensor, channels: int) -> None:
     if images.shape[1] != channels:
         raise SplitError(f"the model wants {channels} channels; got {images.shape[1]} (shape {tuple(images.shape)})")
     if not images.is_floating_point():
-        raise SplitError(f"images must be normalised floats; got {images.dtype}. Divide by 255 and apply the model's mean and std")
+        raise SplitError(
+            f"images must be normalised floats; got {images.dtype}. Divide by 255 and apply the model's mean and std"
+        )
     if min(images.shape[-2:]) < 1:
         raise SplitError(f"images have no pixels: shape {tuple(images.shape)}")
 
@@ -210,5 +214,3 @@ def _kernel_dtype(x: Tensor) -> torch.dtype:
     if torch.is_autocast_enabled(x.device.type):
         return torch.get_autocast_dtype(x.device.type)
     return x.dtype
-
-

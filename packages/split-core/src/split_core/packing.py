@@ -80,10 +80,25 @@ def pack(
     Args:
         positions: one row per cell of the pyramid (fine first), or None for models without a table.
         prefix: tokens before the patches of every image, with their positions added.
+
+    Raises:
+        ValueError: the layout belongs to another grid, or its images are no multiple of the pyramid's.
     """
+    if layout.grid != pyramid.grid:
+        (a, b), (c, d) = layout.grid.cells, pyramid.grid.cells
+        raise ValueError(
+            f"the layout is for {a}x{b} patches and {layout.grid.stages} stages, "
+            f"the images have {c}x{d} and {pyramid.grid.stages}"
+        )
+    if layout.batch != pyramid.batch and (pyramid.batch == 0 or layout.batch % pyramid.batch):
+        raise ValueError(f"a layout of {layout.batch} images does not fit a pyramid of {pyramid.batch}")
     dim = pyramid.levels[0].shape[-1]
     cells = pyramid.grid.total
-    rows = (layout.image % pyramid.batch) * cells + layout.cell if layout.batch != pyramid.batch else layout.image * cells + layout.cell
+    rows = (
+        (layout.image % pyramid.batch) * cells + layout.cell
+        if layout.batch != pyramid.batch
+        else layout.image * cells + layout.cell
+    )
     patches = torch.cat(pyramid.levels, 1).view(-1, dim).index_select(0, rows)
     if positions is not None:
         patches = patches + positions.index_select(0, layout.cell)
@@ -109,7 +124,7 @@ def dense_map(values: Float[Tensor, "t d"], layout: Layout) -> Float[Tensor, "b 
     """
     rows, cols = layout.grid.cells
     owner = layout.owner[:, :rows, :cols]
-    dense = values.index_select(0, owner.flatten().clamp_min(0)).view(*owner.shape, -1)
+    dense = values.index_select(0, owner.flatten().clamp_min(0)).view(*owner.shape, values.shape[1])
     if not layout.full:
         dense = dense * (owner >= 0).unsqueeze(-1).to(dense.dtype)
     return dense.permute(0, 3, 1, 2)

@@ -43,7 +43,7 @@ class PositionTable(nn.Module):
         version = (table.data_ptr(), table._version, table.dtype, table.device)
         kept = self._kept.get(grid)
         if kept is None or kept[0] != version:
-            with torch.no_grad():
+            with torch.inference_mode(False), torch.no_grad():  # rows kept here may serve training later
                 kept = (version, self._resample(grid))
             if len(self._kept) >= 8:  # a stream of odd sizes must not grow without end
                 self._kept.pop(next(iter(self._kept)))
@@ -64,11 +64,17 @@ class PositionTable(nn.Module):
         table = self.vit.pos_embed[0]
         rows = table if self.vit.no_embed_class else table[self.vit.num_prefix_tokens :]
         old = self.vit.patch_embed.grid_size
-        image = rows.float().unflatten(0, old).permute(2, 0, 1)[None]
+        # Laid out as timm does, channels last: on CPU torch's antialiased resize of a contiguous image to one column
+        # is wrong (seen in 2.14), and permute(2, 0, 1)[None] counts as contiguous.
+        image = rows.float().reshape(1, *old, -1).permute(0, 3, 1, 2)
         levels = []
         for s in range(grid.stages + 1):
             shape = tuple(-(-c // (1 << s)) for c in grid.cells)
-            level = image if shape == tuple(old) else F.interpolate(image, size=shape, mode="bicubic", antialias=self.antialias)
+            level = (
+                image
+                if shape == tuple(old)
+                else F.interpolate(image, size=shape, mode="bicubic", antialias=self.antialias)
+            )
             padded = grid.shape(s)
             # Cells wholly in padding make no token; their rows only keep the index arithmetic simple.
             level = F.pad(level, (0, padded[1] - shape[1], 0, padded[0] - shape[0]))

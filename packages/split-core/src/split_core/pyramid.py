@@ -63,7 +63,7 @@ class PyramidEmbed(nn.Module):
         """
         grid = self.grid(images.shape[-2:])
         images = self._pad(images, grid)
-        fine = self.proj(images)
+        fine = self._normed(self.proj(images))
         if self._can_fold():
             coarse = [F.conv2d(images, w, b, stride=w.shape[-2:]) for w, b in self._folds()]
         else:
@@ -83,11 +83,11 @@ class PyramidEmbed(nn.Module):
         return F.pad(images, (0, extra_w, 0, extra_h)) if extra_h or extra_w else images
 
     def _coarse(self, images: Tensor, fine: Tensor) -> list[Tensor]:
-        levels, aggregated = [], self._normed(fine)
+        levels, aggregated = [], fine
         for s in range(1, self.stages + 1):
             aggregated = self.aggregate(aggregated)
             smaller = self._downsample(images, 1 << s)
-            levels.append(self.proj(smaller) + self.zero(aggregated.movedim(1, -1)).movedim(-1, 1))
+            levels.append(self._normed(self.proj(smaller)) + self.zero(aggregated.movedim(1, -1)).movedim(-1, 1))
         return levels
 
     def _downsample(self, images: Tensor, factor: int) -> Tensor:
@@ -101,7 +101,7 @@ class PyramidEmbed(nn.Module):
         return self.norm(level.movedim(1, -1)).movedim(-1, 1)
 
     def _flat(self, level: Tensor) -> Float[Tensor, "b n d"]:
-        return self.norm(level.flatten(2).transpose(1, 2))
+        return level.flatten(2).transpose(1, 2)
 
     def _can_fold(self) -> bool:
         linear = self.down == "area" and isinstance(self.norm, nn.Identity)
@@ -109,8 +109,17 @@ class PyramidEmbed(nn.Module):
 
     def _folds(self) -> list[tuple[Tensor, Tensor]]:
         """One (weight, bias) per coarse scale, rebuilt only when a parameter has changed."""
-        tensors = (self.proj.weight, self.proj.bias, self.aggregate.weight, self.aggregate.bias, self.zero.weight, self.zero.bias)
-        version = tuple(v for t in tensors if t is not None for v in (t.data_ptr(), t._version, hash((t.dtype, t.device))))
+        tensors = (
+            self.proj.weight,
+            self.proj.bias,
+            self.aggregate.weight,
+            self.aggregate.bias,
+            self.zero.weight,
+            self.zero.bias,
+        )
+        version = tuple(
+            v for t in tensors if t is not None for v in (t.data_ptr(), t._version, hash((t.dtype, t.device)))
+        )
         if self._folded is None or self._folded[0] != version:
             self._folded = (version, [self._fold(s) for s in range(1, self.stages + 1)])
         return self._folded[1]
@@ -127,7 +136,9 @@ class PyramidEmbed(nn.Module):
         kernel, offset = proj, proj_bias
         agg = self.aggregate.weight.double()
         for _ in range(scale):
-            rows = [torch.cat([torch.einsum("ok,kchw->ochw", agg[:, :, i, j], kernel) for j in (0, 1)], 3) for i in (0, 1)]
+            rows = [
+                torch.cat([torch.einsum("ok,kchw->ochw", agg[:, :, i, j], kernel) for j in (0, 1)], 3) for i in (0, 1)
+            ]
             kernel = torch.cat(rows, 2)
             offset = agg.sum((2, 3)) @ offset + self.aggregate.bias.double()
         zero = self.zero.weight.double()

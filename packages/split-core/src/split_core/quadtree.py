@@ -94,7 +94,9 @@ def canvas_cells(grid: Grid, device: torch.device | str = "cpu") -> Bool[Tensor,
     return ((rows[:, None] < grid.cells[0]) & (cols < grid.cells[1]))[None]
 
 
-def valid_at(grid: Grid, valid: Bool[Tensor, "b r c"] | None, device: torch.device) -> tuple[Bool[Tensor, "b _ _"], ...]:
+def valid_at(
+    grid: Grid, valid: Bool[Tensor, "b r c"] | None, device: torch.device
+) -> tuple[Bool[Tensor, "b _ _"], ...]:
     """Cells of every scale that hold picture, fine first; batch 1 when all images agree."""
     levels = [canvas_cells(grid, device) if valid is None else valid]
     for _ in range(grid.stages):
@@ -114,7 +116,9 @@ def split_cost(grid: Grid, valid: Bool[Tensor, "b r c"] | None, device: torch.de
     return tuple(costs)
 
 
-def expected_fraction(logits: tuple[Float[Tensor, "b _"], ...], grid: Grid, valid: Tensor | None = None) -> Float[Tensor, " b"]:
+def expected_fraction(
+    logits: tuple[Float[Tensor, "b _"], ...], grid: Grid, valid: Tensor | None = None
+) -> Float[Tensor, " b"]:
     """E[P(x, M)] in closed form for independent Bernoulli splits; differentiable in the logits.
 
     E[n] = coarse + sum over parents of (prod of the ancestors' and its own p) * (tokens its split adds).

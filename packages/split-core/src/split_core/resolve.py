@@ -149,7 +149,7 @@ def check_run_dir(config: RunConfig) -> None:
     path = folder / CONFIG_FILE
     if not path.is_file():
         return
-    free = FREE if config.do == "train" else FREE | {"eval", "bench", "draw", "checkpoint"}
+    free = FREE if config.do == "train" else FREE | {"eval", "bench", "draw", "report", "export", "checkpoint"}
     there, here = _flat(read_recipe(path)), _flat(config.model_dump(mode="json"))
     differing = [
         key for key in {**there, **here} if there.get(key) != here.get(key) and key.partition(".")[0] not in free
@@ -211,7 +211,7 @@ def _faults(error: ValidationError, prefix: str = "") -> Iterator[tuple[str, Any
 def _sentence(key: str, fault: Any, tree: Mapping[str, Any]) -> str:
     inner = fault.get("ctx", {}).get("error")
     if isinstance(inner, SplitError):
-        return f"{key}: {inner}"
+        return f"{key}: {inner}" if key else str(inner)
     if fault["type"] == "extra_forbidden":
         value = fault["input"]
         while isinstance(value, dict) and value:  # train.lr_=3 came in as train={lr_: 3}

@@ -184,4 +184,8 @@ def upsample(mask: Tensor, factor: int = 2) -> Tensor:
     if factor == 1:
         return mask
     *lead, rows, cols = mask.shape
-    return mask[..., :, None, :, None].expand(*lead, rows, factor, cols, factor).reshape(*lead, rows * factor, cols * factor)
+    return (
+        mask[..., :, None, :, None]
+        .expand(*lead, rows, factor, cols, factor)
+        .reshape(*lead, rows * factor, cols * factor)
+    )

@@ -58,10 +58,12 @@ def chance(
     levels = valid_at(grid, valid, device)
     wanted = budget * levels[0].flatten(1).sum(1) - levels[-1].flatten(1).sum(1)
     added = [cost.sum(1).float() for cost in split_cost(grid, valid, device)[::-1]]
-    q = torch.ones_like(wanted)
+    power = torch.arange(1, grid.stages + 1, device=device)
+    gain = torch.stack(added, dim=1)
+    q = torch.ones_like(wanted)[:, None]
     # Increasing and convex on [0, 1]: Newton from above converges without overshoot, for S = 1 in one step.
     for _ in range(1 if grid.stages == 1 else 24):
-        value = sum(a * q**k for k, a in enumerate(added, start=1))
-        slope = sum(k * a * q ** (k - 1) for k, a in enumerate(added, start=1))
-        q = (q - (value - wanted) / slope.clamp_min(1e-6)).clamp(0, 1)
-    return q
+        value = (gain * q**power).sum(1, keepdim=True)
+        slope = (gain * power * q ** (power - 1)).sum(1, keepdim=True)
+        q = (q - (value - wanted[:, None]) / slope.clamp_min(1e-6)).clamp(0, 1)
+    return q.squeeze(1)

@@ -64,12 +64,6 @@ class Classify(Task):
         """1 where the best class is the right one, else 0."""
         return (output.argmax(-1) == target["label"]).float()
 
-    def scores(self, output: Float[Tensor, "b k"], target: Target) -> dict[str, Float[Tensor, " b"]]:
-        """Further per-image scores to report: "top5" and the like, for every k below the number of classes."""
-        ranked = output.topk(min(max(self.config.topk, default=1), output.shape[-1])).indices
-        hits = ranked == target["label"][:, None]
-        return {f"top{k}": hits[:, :k].any(-1).float() for k in self.config.topk if 1 < k < output.shape[-1]}
-
     def objects(self, target: Target, grid: Grid, patch_size: tuple[int, int]) -> Bool[Tensor, "b r c"] | None:
         """Fine cells on the labelled object; None when the data has no masks."""
         mask = target.get("mask")

@@ -21,17 +21,19 @@ class ClassifyConfig(PluginConfig):
         token_loss: weight of an auxiliary loss on patch tokens (class of the object under the token, or
             background); 0 leaves it out. Needs masks.
         object_share: a fine cell is on an object when at least this share of its pixels is.
-        topk: further accuracies to report beside top 1.
     """
 
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     token_loss: Annotated[float, Field(ge=0)] = 0.0
     object_share: Annotated[float, Field(gt=0, le=1)] = 0.1
-    topk: tuple[Count, ...] = (5,)
 
 
 class _Images(PluginConfig):
-    """How many images a split nominally has; generated data sets have no end, this is an epoch."""
+    """How many images a split nominally has; generated data sets have no end, this is an epoch.
+
+    Attributes:
+        train, val, test: images in an epoch of the split.
+    """
 
     train: Count = 1_000_000
     val: Count = 2_000
@@ -111,6 +113,16 @@ class CompositesConfig(_Images):
         return self
 
 
+class PhotographsConfig(PluginConfig):
+    """Data set `photographs`.
+
+    Attributes:
+        images: how many images a split nominally has.
+    """
+
+    images: Count = 1_000
+
+
 class ImageFolderConfig(PluginConfig):
     """Data set `imagefolder`.
 
@@ -150,6 +162,10 @@ class DigitsViTConfig(PluginConfig):
     """Model `digits_vit`: sizes of the tiny ViT, and its weights.
 
     Attributes:
+        dim: width of the tokens.
+        depth: blocks.
+        heads: attention heads.
+        mlp_ratio: width of the MLPs' hidden layers, in units of dim.
         weights: "shipped" (made by the committed recipe), "none" (random) or a file.
         pool: what the head reads, the class token or the mean of the patch tokens.
     """

@@ -31,6 +31,12 @@ def split_datasets() -> list[Entry]:
             "photographic cut-outs on photographs: class, boxes, mask, questions",
         ),
         Entry(
+            "photographs",
+            "split_tasks.data.photographs:Photographs",
+            configs.PhotographsConfig,
+            "crops of a few colour photographs, for timing and pictures",
+        ),
+        Entry(
             "imagefolder",
             "split_tasks.data.imagefolder:ImageFolder",
             configs.ImageFolderConfig,

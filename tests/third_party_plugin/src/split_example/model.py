@@ -13,7 +13,7 @@ def build(config: SmallConfig, context: ModelContext) -> VisionTransformer:
     return VisionTransformer(
         img_size=context.image_size or (32, 32),
         patch_size=config.patch,
-        in_chans=context.in_chans,
+        in_chans=context.in_chans or 3,
         num_classes=context.num_classes,
         embed_dim=config.dim,
         depth=config.depth,

@@ -46,10 +46,14 @@ class AttentionBackend:
         raise NotImplementedError(f"{type(self).__name__} does not define _attend")
 
     def unavailable(self, device: torch.device, dtype: torch.dtype) -> str | None:
-        """Why this backend cannot run here, or None. Runs the operator, forward and backward, on a tiny input."""
+        """Why this backend cannot run here, or None. Runs the operator, forward and backward, on a tiny input.
+
+        It leaves no trace: the input is not random (a first forward must not move the random state) and the caller's
+        inference mode is set aside (which allows no backward).
+        """
         try:
-            with torch.enable_grad():
-                q = torch.randn(7, 2, 32, device=device, dtype=dtype, requires_grad=True)
+            with torch.inference_mode(False), torch.enable_grad():
+                q = torch.linspace(-1, 1, 448, device=device).view(7, 2, 32).to(dtype).requires_grad_()
                 cu = torch.tensor([0, 3, 7], device=device, dtype=torch.int32)
                 self.attend(q, q, q, Segments(cu, (3, 4), 8), scale=0.2).sum().backward()
         except Exception as failure:  # kernels fail with whatever their library raises

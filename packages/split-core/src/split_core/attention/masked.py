@@ -22,5 +22,7 @@ class MaskedAttention(AttentionBackend):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments, *, scale: float, dropout: float) -> Tensor:
         heads_first = (x.transpose(0, 1)[None] for x in (q, k, v))
-        out = F.scaled_dot_product_attention(*heads_first, attn_mask=block_diagonal(segments), scale=scale, dropout_p=dropout)
+        out = F.scaled_dot_product_attention(
+            *heads_first, attn_mask=block_diagonal(segments), scale=scale, dropout_p=dropout
+        )
         return out[0].transpose(0, 1)

@@ -45,7 +45,9 @@ class SdpaAttention(AttentionBackend):
         if groups is not None:
             sizes = [images * length for images, length in groups.shapes]
             parts = zip(*(x.index_select(0, groups.order).split(sizes) for x in (q, k, v)), strict=True)
-            outs = [_batch(*part, length, scale, dropout) for part, (_, length) in zip(parts, groups.shapes, strict=True)]
+            outs = [
+                _batch(*part, length, scale, dropout) for part, (_, length) in zip(parts, groups.shapes, strict=True)
+            ]
             return torch.cat(outs).index_select(0, groups.back)
         parts = zip(*(x.split(segments.lengths) for x in (q, k, v)), strict=True)  # type: ignore[arg-type]
         return torch.cat([_batch(*part, part[0].shape[0], scale, dropout) for part in parts])

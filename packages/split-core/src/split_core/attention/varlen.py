@@ -17,6 +17,8 @@ class VarlenAttention(AttentionBackend):
         from torch.nn.attention.varlen import varlen_attn
 
         if dropout:
-            raise ValueError("attention backend 'varlen' has no dropout; use attention=sdpa or a model with attn_drop 0")
+            raise ValueError(
+                "attention backend 'varlen' has no dropout; use attention=sdpa or a model with attn_drop 0"
+            )
         cu, longest = segments.cu_seqlens, segments.max_length
         return varlen_attn(q, k, v, cu, cu, longest, longest, scale=scale)

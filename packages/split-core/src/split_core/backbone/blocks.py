@@ -75,14 +75,15 @@ def probe(block: nn.Module, index: int, dim: int, tolerance: float = 1e-4) -> No
     generator = torch.Generator().manual_seed(index)
     x = torch.randn(2, 5, dim, generator=generator).to(parameter.device, parameter.dtype)
     cu_seqlens = torch.tensor([0, 5, 10], device=x.device, dtype=torch.int32)
-    training = block.training
+    modes = [(module, module.training) for module in block.modules()]
     block.eval()
     try:
         with torch.no_grad():
             expected = block(x).flatten(0, 1)
             packed = BLOCKS[type(block)](block, x.flatten(0, 1), Segments(cu_seqlens, (5, 5), 5), MaskedAttention())
     finally:
-        block.train(training)
+        for module, training in modes:
+            module.training = training
     allowed = tolerance if parameter.dtype == torch.float32 else 3e-2
     error = ((packed - expected).norm() / expected.norm().clamp_min(1e-12)).item()
     if not error <= allowed:

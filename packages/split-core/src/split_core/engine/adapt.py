@@ -9,19 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from split_core.calibrate import calibrate
-from split_core.config import AdaptConfig, RunConfig
-from split_core.decision import Decision
+from split_core.config import RunConfig
 from split_core.engine.checkpoint import Checkpoints, load_weights, save_weights
 from split_core.engine.loader import step_seed, to_device, training_batches
+from split_core.engine.masks import Masks, PolicyMasks, WarmStartMasks
 from split_core.engine.methods import WARM
 from split_core.engine.session import Learner, Session
-from split_core.learn.dual import Threshold
-from split_core.learn.warmstart import imitation_loss, pseudo_labels, start_tau
 from split_core.model import SplitViT
 from split_core.quadtree import build_layout
 from split_core.task import Task
-from split_core.types import Pyramid, Splits
+from split_core.types import Splits
 
 
 def adapt(session: Session, source: str) -> None:
@@ -34,7 +31,7 @@ def adapt(session: Session, source: str) -> None:
     if path.is_file():
         return
     learner = session.learner(own_settings(config, source.removesuffix(WARM)))
-    masks = WarmStartMasks(session, learner) if source.endswith(WARM) else PolicyMasks(session, learner)
+    masks: Masks = WarmStartMasks(session, learner) if source.endswith(WARM) else PolicyMasks(session, learner)
     steps = config.adapt.images // config.adapt.batch_size
     if steps:
         _train(session, learner, masks, phase=f"adapt_{source}", steps=steps)
@@ -57,71 +54,6 @@ def load_learner(session: Session, weights: str, policy: str, *, rule: Any = Non
     return saved.eval()
 
 
-class PolicyMasks:
-    """Partitions of an unlearned policy, at the budget or at one drawn for each step."""
-
-    def __init__(self, session: Session, learner: Learner) -> None:
-        self.config, self.model = session.config.adapt, learner.model
-        if self.model.policy.default_rule == "image" and self.config.budget_range is None:
-            with torch.no_grad():
-                sample = session.images("val", session.config.eval.batch_size, CALIBRATION_IMAGES)
-                self.model.decision = calibrate(self.model.eval(), sample, session.config.budget)
-
-    def __call__(self, pyramid: Pyramid, images: Tensor, generator: torch.Generator) -> Splits:
-        if self.config.budget_range is None:
-            return self.model.splits(pyramid, images, generator=generator)
-        low, high = self.config.budget_range
-        budget = low + (high - low) * float(torch.rand((), generator=generator))
-        logits = self.model.logits(pyramid, images, generator=generator)
-        return Decision("image", budget)(logits, pyramid.grid, pyramid.valid)
-
-    def policy_loss(self, logits: tuple[Tensor, ...], labels: Splits) -> Tensor | None:
-        return None
-
-    def after(self, fraction: float) -> dict[str, float]:
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"offset": self.model.decision.offset}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        decision = self.model.decision
-        self.model.decision = Decision(decision.rule, decision.budget, state["offset"])
-
-
-class WarmStartMasks:
-    """Partitions of the cosine rule, whose threshold follows the budget by dual ascent."""
-
-    def __init__(self, session: Session, learner: Learner) -> None:
-        config = session.config
-        tau = config.warmstart.tau
-        if tau is None:
-            with torch.no_grad():
-                images = next(session.images("val", config.adapt.batch_size, config.adapt.batch_size))
-                tau = start_tau(learner.model.pyramid(images), config.budget)
-        self.tau = Threshold(tau, config.warmstart.tau_lr, config.budget)
-
-    def __call__(self, pyramid: Pyramid, images: Tensor, generator: torch.Generator) -> Splits:
-        return pseudo_labels(pyramid, self.tau.tau)
-
-    def policy_loss(self, logits: tuple[Tensor, ...], labels: Splits) -> Tensor | None:
-        return imitation_loss(logits, labels)
-
-    def after(self, fraction: float) -> dict[str, float]:
-        self.tau.update(fraction)
-        return {"tau": self.tau.tau}
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.tau.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.tau.load_state_dict(state)
-
-
-CALIBRATION_IMAGES = 2000
-"""Images of the validation split that thresholds are set on."""
-
-
 class AdaptStep(nn.Module):
     """One forward of this phase as a module, so that data-parallel wrappers see every parameter used."""
 
@@ -129,7 +61,9 @@ class AdaptStep(nn.Module):
         super().__init__()
         self.model, self.task, self.dense_fraction = model, task, dense_fraction
 
-    def forward(self, images: Tensor, target: Mapping[str, Any], masks: Any, generator: torch.Generator) -> dict[str, Tensor]:
+    def forward(
+        self, images: Tensor, target: Mapping[str, Any], masks: Masks, generator: torch.Generator
+    ) -> dict[str, Tensor]:
         pyramid = self.model.pyramid(images)
         splits = masks(pyramid.detach(), images, generator)
         fraction = build_layout(splits, pyramid.valid).token_fraction.mean()
@@ -138,7 +72,11 @@ class AdaptStep(nn.Module):
         output = self.task.output(self.model, features)
         loss = self.task.loss(output, target, features)
         result = {"loss": loss, "error": self.task.error(output, target).mean().detach(), "token_fraction": fraction}
-        imitation = masks.policy_loss(self.model.logits(pyramid.detach(), images), splits) if self.model.policy.learned else None
+        imitation = (
+            masks.policy_loss(self.model.logits(pyramid.detach(), images), splits)
+            if self.model.policy.learned
+            else None
+        )
         if imitation is not None:
             result |= {"loss": loss + imitation, "imitation": imitation.detach()}
         return result
@@ -151,7 +89,7 @@ class AdaptStep(nn.Module):
         return Splits(tuple(mask | rows[:, None, None] for mask in splits.masks), splits.grid)
 
 
-def _train(session: Session, learner: Learner, masks: Any, *, phase: str, steps: int) -> None:
+def _train(session: Session, learner: Learner, masks: Masks, *, phase: str, steps: int) -> None:
     config = session.config
     step_module = AdaptStep(learner.model, learner.task, config.adapt.dense_fraction)
     optimizer = torch.optim.AdamW(parameter_groups(learner, config))
@@ -182,11 +120,15 @@ def _train(session: Session, learner: Learner, masks: Any, *, phase: str, steps:
         session.accelerator.clip_grad_norm_(wrapped.parameters(), config.adapt.grad_clip)
         optimizer.step()
         optimizer.zero_grad()
-        extra = masks.after(float(result["token_fraction"]))
+        extra = masks.after(result["token_fraction"].item())
         if (step + 1) % config.log_every == 0 or step + 1 == steps:
-            session.log.write(phase, step, {name: float(value) for name, value in result.items()} | extra)
+            session.log.write(phase, step, {name: value.item() for name, value in result.items()} | extra)
         if (step + 1) % config.checkpoint.every_steps == 0 and step + 1 < steps:
-            state = {"weights": step_module.state_dict(), "optimizer": optimizer.state_dict(), "masks": masks.state_dict()}
+            state = {
+                "weights": step_module.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "masks": masks.state_dict(),
+            }
             checkpoints.save(step + 1, state)
     checkpoints.clear()
 
@@ -209,8 +151,8 @@ def parameter_groups(learner: Learner, config: RunConfig) -> list[dict[str, Any]
             groups["head"].append(parameter)
     rates = {"backbone": config.adapt.backbone_lr, "head": config.adapt.head_lr, "policy": config.warmstart.policy_lr}
     if not rates["backbone"]:
-        for parameter in groups.pop("backbone"):
-            parameter.requires_grad_(False)
+        for unmoved in groups.pop("backbone"):
+            unmoved.requires_grad_(False)
     decay = config.adapt.weight_decay
     return [
         {"params": params, "lr": rates[name], "weight_decay": decay if name != "policy" else 0.0}

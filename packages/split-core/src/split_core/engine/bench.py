@@ -1,61 +1,226 @@
-"""``do=bench``: images per second of the whole pipeline, every method interleaved with the dense timm model."""
+"""``do=bench``: images per second of the whole pipeline, every method between two runs of the dense timm model.
+
+Each policy is timed at each token fraction twice. `equal`: every image gets exactly that share of the tokens, best
+parents first, so that lengths are equal and attention is an ordinary batch. `ragged`: a threshold that spends the
+share on average over the images timed, so that lengths differ as they do in deployment. Images are real ones, because
+on noise every content-adaptive rule splits everything; the weights do not matter to speed, so a run's trained ones
+are used where there are some and random ones otherwise.
+"""
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Mapping
+import resource
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from split_core.engine.session import Learner
+from split_core.attention import choose_backend
+from split_core.calibrate import calibrate
+from split_core.config import RunConfig
+from split_core.decision import Decision
+from split_core.engine import plots, tables
+from split_core.engine.adapt import load_learner, own_settings
+from split_core.engine.flops import ideal_speedup
+from split_core.engine.methods import WARM, is_learned, method, policy_class
+from split_core.engine.results import write_json
+from split_core.engine.session import Learner, Session, provenance
+from split_core.engine.timing import Run, Timing, interleave, stages
+from split_core.errors import SplitError
+
+Images = Float[Tensor, "b ch H W"]
+REFERENCE = "timm"
+"""Name of the dense model's row; `dense` is the wrapped model with every parent split."""
+FIXED = ("dense", "coarse")
+"""Policies that spend what they spend, whatever the budget."""
 
 
 @dataclass(frozen=True)
-class Timing:
-    """Medians over the repeats.
+class Variant:
+    """One row of the comparison: a method at one token fraction.
 
     Args:
-        images_per_s: whole pipeline.
-        speedup: against the dense timm model, repeat by repeat.
-        speedup_spread: lowest and highest of those ratios.
+        method: its name.
+        learner: its model.
+        decision: how it decides here.
+        lengths: "equal", "ragged", or "fixed" for policies that ignore the budget.
+        budget: token fraction aimed at; None when fixed.
     """
 
-    images_per_s: float
-    speedup: float
-    speedup_spread: tuple[float, float]
+    method: str
+    learner: Learner
+    decision: Decision
+    lengths: str
+    budget: float | None
+
+    @property
+    def name(self) -> str:
+        return self.method if self.budget is None else f"{self.method} {self.budget:g} {self.lengths}"
+
+    def __call__(self, images: Images) -> Tensor:
+        self.learner.model.decision = self.decision
+        return self.learner.model(images)
 
 
 @torch.no_grad()
-def measure(learners: Mapping[str, Learner], images: Tensor, *, repeats: int, warmup: int) -> dict[str, Timing]:
-    """Time each learner on one batch in turn with the dense timm model, `repeats` times after `warmup`."""
+def measure(learners: Mapping[str, Learner], images: Images, *, repeats: int, warmup: int) -> dict[str, Timing]:
+    """Time learners as they are on one batch, each between two runs of the dense timm model."""
     dense = next(iter(learners.values())).model.vit
-    runs: dict[str, Callable[[], object]] = {name: (lambda m=learner.model: m(images)) for name, learner in learners.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    reference: list[float] = []
-    for round_ in range(warmup + repeats):
-        base = _seconds(lambda: dense(images), images.device)
-        if round_ >= warmup:
-            reference.append(base)
-        for name, run in runs.items():
-            took = _seconds(run, images.device)
-            if round_ >= warmup:
-                seconds[name].append(took)
-    result = {}
-    for name, took in seconds.items():
-        ratios = [b / t for b, t in zip(reference, took, strict=True)]
-        rate = images.shape[0] / statistics.median(took)
-        result[name] = Timing(rate, statistics.median(ratios), (min(ratios), max(ratios)))
+    runs = {name: lambda _, model=learner.model: model(images) for name, learner in learners.items()}
+    rounds = range(-warmup, repeats)
+    return interleave(lambda _: dense(images), runs, rounds, batch=images.shape[0], device=images.device)[1]
+
+
+def main(config: RunConfig) -> None:
+    """Time, print the table, write run_dir/bench.json and run_dir/report/bench.{md,png}."""
+    session = Session(config)
+    with session.log:
+        results = provenance() | run(session)
+        write_json(session.run_dir / "bench.json", results)
+        folder = session.run_dir / "report"
+        table = tables.bench(results)
+        table.save(folder / "bench.md", results)
+        plots.bench(results, folder / "bench.png")
+        table.show(session.log.console)
+        session.log.say(f"{folder / 'bench.md'}  {folder / 'bench.png'}")
+
+
+@torch.no_grad()
+def run(session: Session) -> dict[str, Any]:
+    """All rows, and what they have in common."""
+    config = session.config
+    threads = torch.get_num_threads()
+    learners = dict(_learners(session))
+    common = conditions(session, learners)
+    rows = [row for size in config.bench.batch_sizes for row in _rows(session, learners, size)]
+    if torch.get_num_threads() != threads:
+        raise SplitError(f"the number of threads changed while timing, from {threads} to {torch.get_num_threads()}")
+    if session.device.type == "cpu":  # the allocator's high-water mark is the process's; GPUs keep one per row
+        common["peak_memory_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return common | {"rows": rows}
+
+
+def conditions(session: Session, learners: Mapping[str, Learner]) -> dict[str, Any]:
+    """Dtype, threads and attention, which all methods must share.
+
+    Raises:
+        SplitError: they do not.
+    """
+    seen = {(str(next(learner.model.vit.parameters()).dtype), learner.model.attention) for learner in learners.values()}
+    if len(seen) > 1:
+        raise SplitError(f"methods would be timed under different conditions: {sorted(seen)}")
+    model = next(iter(learners.values())).model
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(session.config.precision, torch.float32)
+    return {
+        "model": session.config.model, "image_size": list(model.vit.patch_embed.img_size),
+        "stages": session.config.stages, "threads": torch.get_num_threads(), "dtype": str(dtype).removeprefix("torch."),
+        "attention": choose_backend(model.attention, session.device, dtype).name,
+        "repeats": session.config.bench.repeats,
+    }  # fmt: skip
+
+
+def _learners(session: Session) -> Iterator[tuple[str, Learner]]:
+    """Methods to time by name, the run's own last: trained if the run has weights, else as they start."""
+    own = session.config.policy["name"]
+    learned = own if is_learned(own) else None
+    for name in dict.fromkeys([*session.config.bench.methods, own]):
+        chosen = method(name, learned)
+        if policy_class(chosen.policy).analysis:
+            raise SplitError(f"bench.methods: {name} reads labels, so its speed says nothing; leave it out")
+        if (session.run_dir / "models" / f"{chosen.weights}.safetensors").is_file():
+            yield name, load_learner(session, chosen.weights, chosen.policy)
+        elif name.endswith(WARM):
+            raise SplitError(f"bench.methods: {name} has no weights in {session.run_dir}; {own} has the same speed")
+        else:
+            yield name, session.learner(own_settings(session.config, chosen.policy)).eval()
+
+
+def _variants(session: Session, learners: Mapping[str, Learner], batches: Sequence[Images]) -> Iterator[Variant]:
+    """All rows of one batch size, in order."""
+    fixed = [name for name in learners if name in FIXED]
+    for name in fixed:
+        yield Variant(name, learners[name], Decision("threshold"), "fixed", None)
+    for budget in session.config.bench.budgets or (session.config.budget,):
+        for name, learner in learners.items():
+            if name in fixed:
+                continue
+            yield Variant(name, learner, Decision("image", budget), "equal", budget)
+            if budget < 1:  # at 1 both are all fine
+                yield Variant(name, learner, calibrate(learner.model, batches, budget), "ragged", budget)
+
+
+def _rows(session: Session, learners: Mapping[str, Learner], size: int) -> Iterator[dict[str, Any]]:
+    """Everything at one batch size, in one interleaved run."""
+    bench = session.config.bench
+    batches = list(session.images(session.config.eval.split, size, size * bench.repeats))
+    batches = [images for images in batches if len(images) == size]
+    if not batches:
+        raise SplitError(
+            f"bench.batch_sizes: the data's {session.config.eval.split} split has fewer than {size} images"
+        )
+    variants = list(_variants(session, learners, batches))
+    dense = next(iter(learners.values())).model.vit
+    rounds = range(-bench.warmup, bench.repeats)
+
+    def on(call: Callable[[Images], object]) -> Run:
+        return lambda repeat: call(batches[repeat % len(batches)])
+
+    with session.accelerator.autocast():
+        reference, timings = interleave(
+            on(dense),
+            {variant.name: on(variant) for variant in variants},
+            session.log.track(rounds, total=len(rounds), title=f"batch size {size}, {len(variants)} rows"),
+            batch=size,
+            device=session.device,
+        )
+    cells = _cells(dense)
+    common = {"rho": None, "seed": session.config.seed, "batch_size": size}
+    yield {"method": REFERENCE, **common, "lengths": "fixed", **_row(reference, 1.0, dense, [cells])}
+    for variant in variants:
+        with session.accelerator.autocast():
+            described = _describe(variant, batches, bench.repeats)
+        tokens = described.pop("counts")
+        row = _row(timings[variant.name], sum(tokens) / len(tokens) / cells, dense, tokens)
+        yield {
+            "method": variant.method,
+            **common,
+            "rho": variant.budget,
+            "lengths": variant.lengths,
+            **row,
+            **described,
+        }
+
+
+def _row(timing: Timing, fraction: float, dense: Any, tokens: list[int]) -> dict[str, Any]:
+    ideal = ideal_speedup(dense, _cells(dense), tokens)
+    return {
+        "token_fraction": fraction, "tokens_per_image": sum(tokens) / len(tokens), "tokens_range": [min(tokens), max(tokens)],
+        "images_per_s": timing.images_per_s, "images_per_s_spread": timing.images_per_s_spread,
+        "speedup": timing.speedup, "speedup_spread": timing.speedup_spread, "ideal_speedup": ideal,
+        "share_of_ideal": timing.speedup / ideal,
+    }  # fmt: skip
+
+
+def _describe(variant: Variant, batches: Sequence[Images], repeats: int) -> dict[str, Any]:
+    """Tokens of every image timed, seconds of the stages on the first batch, and on a GPU the most memory taken."""
+    model, device = variant.learner.model, batches[0].device
+    counts: list[int] = []
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    for images in batches:
+        variant(images)
+        assert model.layout is not None
+        counts += list(model.layout.lengths)
+    taken = stages(model, batches[0], repeats=repeats, warmup=1)
+    result: dict[str, Any] = {"counts": counts, "stages_s": taken}
+    if device.type == "cuda":
+        result["peak_memory_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
     return result
 
 
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    began = time.perf_counter()
-    run()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - began
+def _cells(vit: Any) -> int:
+    rows, cols = vit.patch_embed.grid_size
+    return int(rows) * int(cols)

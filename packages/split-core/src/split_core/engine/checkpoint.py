@@ -71,37 +71,48 @@ class Checkpoints:
 
 def save_weights(path: Path, modules: Mapping[str, nn.Module], facts: Mapping[str, Any]) -> None:
     """The modules' state as safetensors under "NAME.key", with JSON facts in the header."""
-    tensors = {f"{name}.{key}": value.contiguous().cpu() for name, module in modules.items() for key, value in module.state_dict().items()}
+    tensors = {
+        f"{name}.{key}": value.contiguous().cpu()
+        for name, module in modules.items()
+        for key, value in module.state_dict().items()
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     save_file(tensors, draft, metadata={"facts": json.dumps(dict(facts), sort_keys=True)})
     draft.replace(path)
 
 
-def load_weights(path: Path, modules: Mapping[str, nn.Module]) -> dict[str, Any]:
+def load_weights(path: Path, modules: Mapping[str, nn.Module], *, without: str | None = None) -> dict[str, Any]:
     """Inverse of `save_weights`; returns the facts.
+
+    Args:
+        without: beginning of keys to leave out on both sides (a policy that is not wanted, say).
 
     Raises:
         SplitError: the file is damaged, or its keys or shapes are not those of the modules; names all of them.
     """
     try:
         with safe_open(path, framework="pt") as file:
-            tensors: dict[str, Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            found: dict[str, Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
             facts = json.loads((file.metadata() or {}).get("facts", "{}"))
     except (OSError, SafetensorError) as error:
         raise SplitError(f"{path} cannot be read: {error}") from error
-    expected = {f"{name}.{key}": value for name, module in modules.items() for key, value in module.state_dict().items()}
-    faults = [f"missing {key}" for key in expected.keys() - tensors.keys()] + [f"unexpected {key}" for key in tensors.keys() - expected.keys()]
+    wanted = {f"{name}.{key}": value for name, module in modules.items() for key, value in module.state_dict().items()}
+    if without is not None:
+        found, wanted = ({k: v for k, v in side.items() if not k.startswith(without)} for side in (found, wanted))
+    faults = [f"missing {key}" for key in wanted.keys() - found.keys()]
+    faults += [f"unexpected {key}" for key in found.keys() - wanted.keys()]
     faults += [
-        f"{key} is {tuple(tensors[key].shape)}, wanted {tuple(expected[key].shape)}"
-        for key in expected.keys() & tensors.keys() if tensors[key].shape != expected[key].shape
-    ]  # fmt: skip
+        f"{key} is {tuple(found[key].shape)}, wanted {tuple(wanted[key].shape)}"
+        for key in wanted.keys() & found.keys()
+        if found[key].shape != wanted[key].shape
+    ]
     if faults:
         raise SplitError(f"{path} does not fit the model: {'; '.join(sorted(faults))}")
-    for name, module in modules.items():
-        own = {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
-        module.load_state_dict(own, strict=True)
-    return facts  # type: ignore[no-any-return]
+    with torch.no_grad():
+        for key, value in wanted.items():
+            value.copy_(found[key])  # state_dict shares memory with the modules
+    return facts
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -56,7 +56,11 @@ def _train(session: Session, learner, estimator: Estimator, settings: EstimatorC
     # The warm start saw the first images; what comes after them is fresh as long as the data lasts.
     first = -(-config.adapt.images // settings.batch_size)
     batches = training_batches(
-        session.data("train"), settings.batch_size, range(first + start, first + steps), seed=config.seed, workers=config.workers
+        session.data("train"),
+        settings.batch_size,
+        range(first + start, first + steps),
+        seed=config.seed,
+        workers=config.workers,
     )
     for position, batch in session.log.track(batches, total=steps, title=phase, start=start):
         step = position - first
@@ -76,7 +80,9 @@ def _train(session: Session, learner, estimator: Estimator, settings: EstimatorC
             session.log.write(phase, step, estimator.metrics())
         if (step + 1) % config.checkpoint.every_steps == 0 and step + 1 < steps:
             policy = session.accelerator.unwrap_model(model.policy).state_dict()
-            checkpoints.save(step + 1, {"policy": policy, "optimizer": optimizer.state_dict(), "estimator": estimator.state_dict()})
+            checkpoints.save(
+                step + 1, {"policy": policy, "optimizer": optimizer.state_dict(), "estimator": estimator.state_dict()}
+            )
     model.policy = session.accelerator.unwrap_model(model.policy)
     checkpoints.clear()
 

@@ -6,24 +6,23 @@ each other method, the mean difference over the same images and its standard err
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from split_core.calibrate import calibrate
 from split_core.config import RunConfig
 from split_core.engine import bench, report
-from split_core.engine.adapt import CALIBRATION_IMAGES, load_learner
+from split_core.engine.calibration import objects_of
+from split_core.engine.deploy import deployed
 from split_core.engine.flops import ideal_speedup
 from split_core.engine.loader import evaluation_batches, step_seed, to_device
 from split_core.engine.methods import Method, plan
+from split_core.engine.results import RESULTS, write_json
 from split_core.engine.session import Learner, Session, open_run, provenance
-from split_core.errors import SplitError
+from split_core.engine.timing import Timing
 
 Array = np.ndarray[Any, Any]
 
@@ -55,50 +54,10 @@ def run(session: Session) -> None:
     speeds = speed(session, learners)
     rows = [row(session, m, learners[m.name], tallies, speeds) for m in methods]
     results = provenance() | {"rows": rows}
-    write_json(session.run_dir / "results.json", results)
+    write_json(session.run_dir / RESULTS, results)
     arrays = {f"{name}/{key}": value for name, t in tallies.items() for key, value in vars(t).items()}
     np.savez_compressed(session.run_dir / "per_image.npz", **arrays)
     report.write(session, results, tallies, learners)
-
-
-def deployed(session: Session, method: Method) -> Learner:
-    """A method as it is compared: its weights, its policy, its decision rule.
-
-    Raises:
-        SplitError: its weights are not there.
-    """
-    path = session.run_dir / "models" / f"{method.weights}.safetensors"
-    if not path.is_file():
-        raise SplitError(f"{path} is missing: train the run first (do=train run_dir={session.run_dir})")
-    learner = load_learner(session, method.weights, method.policy, rule=session.config.decision)
-    if method.calibrated and session.config.decision is None:
-        batch = session.config.eval.batch_size
-        with torch.no_grad():
-            batches = (b for b in evaluation_batches(session.data("val"), batch, CALIBRATION_IMAGES, workers=session.config.workers))
-            learner.model.decision = _calibrated(session, learner, batches)
-    return learner
-
-
-def _calibrated(session: Session, learner: Learner, batches: Any) -> Any:
-    """The threshold that spends the budget on the validation split; analysis policies see its labels."""
-    model, generator = learner.model, torch.Generator().manual_seed(session.config.seed)
-    if not model.policy.analysis:
-        return calibrate(model, (b["image"].to(session.device) for b in batches), session.config.budget, generator=generator)
-    from split_core.calibrate import offset_for, scores
-    from split_core.decision import Decision
-
-    sample = []
-    for batch in batches:
-        images = batch["image"].to(session.device)
-        pyramid = model.pyramid(images)
-        objects = objects_of(learner, to_device(batch["target"], session.device), pyramid.grid)
-        sample.append(scores(model.logits(pyramid, images, objects=objects, generator=generator), pyramid.grid, pyramid.valid))
-    return Decision("threshold", session.config.budget, offset_for(sample, session.config.budget))
-
-
-def objects_of(learner: Learner, target: Mapping[str, Any], grid: Any) -> torch.Tensor | None:
-    """Fine cells on labelled objects, or None."""
-    return learner.task.objects(target, grid, learner.model.embed.patch_size)
 
 
 @torch.no_grad()
@@ -147,17 +106,20 @@ def _batch(session: Session, learner: Learner, batch: Mapping[str, Any], index: 
     return {key: (value / draws).cpu().numpy() for key, value in sums.items()}
 
 
-def speed(session: Session, learners: Mapping[str, Learner]) -> dict[str, bench.Timing]:
+def speed(session: Session, learners: Mapping[str, Learner]) -> dict[str, Timing]:
     """Whole-pipeline images/s of every method, interleaved, on one real batch."""
     config = session.config
-    batch = next(evaluation_batches(session.data(config.eval.split), config.bench.batch_sizes[0], config.bench.batch_sizes[0]))
+    batch = next(
+        evaluation_batches(session.data(config.eval.split), config.bench.batch_sizes[0], config.bench.batch_sizes[0])
+    )
     batch = to_device(batch, session.device)
     timed = {name: learner for name, learner in learners.items() if not learner.model.policy.analysis}
-    return bench.measure(timed, batch["image"], repeats=config.bench.repeats, warmup=config.bench.warmup)
+    with session.accelerator.autocast():
+        return bench.measure(timed, batch["image"], repeats=config.bench.repeats, warmup=config.bench.warmup)
 
 
 def row(
-    session: Session, method: Method, learner: Learner, tallies: Mapping[str, Tally], speeds: Mapping[str, bench.Timing]
+    session: Session, method: Method, learner: Learner, tallies: Mapping[str, Tally], speeds: Mapping[str, Timing]
 ) -> dict[str, Any]:  # fmt: skip
     """One line of results.json."""
     own = tallies[method.name]
@@ -167,14 +129,20 @@ def row(
     grid = learner.model.embed.grid(tuple(learner.model.vit.patch_embed.img_size))
     result = {
         "method": method.name, "rho": session.config.budget, "seed": session.config.seed, "images": count,
-        "rule": "calibrated threshold" if method.calibrated else learner.model.decision.rule,
+        "rule": "calibrated threshold" if method.calibrated and session.config.decision is None
+        else learner.model.decision.rule,
         "backbone": method.source, "token_fraction": own.fraction.mean(), metric: own.score.mean(),
-        "error": own.error.mean(), "object_recall": own.object_hits.sum() / cells if cells else None,
+        f"{metric}_se": standard_error(own.score), "error": own.error.mean(),
+        "object_recall": own.object_hits.sum() / cells if cells else None,
         "ideal_speedup": ideal_speedup(learner.model.vit, grid.cells[0] * grid.cells[1], own.tokens),
     }  # fmt: skip
     if method.name in speeds:
         timing = speeds[method.name]
-        result |= {"images_per_s": timing.images_per_s, "speedup": timing.speedup, "speedup_spread": timing.speedup_spread}
+        result |= {
+            "images_per_s": timing.images_per_s,
+            "speedup": timing.speedup,
+            "speedup_spread": timing.speedup_spread,
+        }
     result["minus"] = {name: paired(own.score, other.score) for name, other in tallies.items() if name != method.name}
     return {key: float(value) if isinstance(value, np.floating) else value for key, value in result.items()}
 
@@ -182,11 +150,9 @@ def row(
 def paired(ours: Array, theirs: Array) -> dict[str, float]:
     """Mean difference over the same images and its standard error."""
     difference = ours - theirs
-    return {"mean": float(difference.mean()), "se": float(difference.std(ddof=1) / np.sqrt(len(difference)))}
+    return {"mean": float(difference.mean()), "se": standard_error(difference)}
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Whole or not at all."""
-    draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps(content, indent=1) + "\n")
-    draft.replace(path)
+def standard_error(values: Array) -> float:
+    """Of the mean over images; not a number for a single image."""
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 
-def backbone_flops(vit: nn.Module, patches: Any) -> Any:
+def backbone_flops(vit: Any, patches: Any) -> Any:
     """Multiply-adds times two of blocks and patch embedding for an image of `patches` patch tokens (array or number).
 
     Per block and token: qkv and output projections 8 d^2, MLP 4 r d^2 (r its ratio), attention 4 n d.
@@ -21,6 +20,6 @@ def backbone_flops(vit: nn.Module, patches: Any) -> Any:
     return len(vit.blocks) * per_block + np.asarray(patches) * 2 * weight.numel()
 
 
-def ideal_speedup(vit: nn.Module, dense: int, tokens: Any) -> float:
+def ideal_speedup(vit: Any, dense: int, tokens: Any) -> float:
     """F(N) over the mean F(n_i): what the images' token counts promise."""
     return float(backbone_flops(vit, dense) / np.mean(backbone_flops(vit, tokens)))

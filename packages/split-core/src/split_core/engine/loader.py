@@ -7,7 +7,7 @@ Nothing here has state to save: the samples of step t, and the seed of everythin
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -31,20 +31,19 @@ class StepSampler(Sampler[list[int]]):
         steps: first and last + 1.
         seed: decides the permutations.
         rank, world: this process and how many share a global batch of world * batch_size.
-        shuffle: off for data that is generated afresh by index, whose order is random already.
     """
 
     def __init__(
-        self, length: int, batch_size: int, steps: range, *, seed: int, rank: int = 0, world: int = 1, shuffle: bool = True
+        self, length: int, batch_size: int, steps: range, *, seed: int, rank: int = 0, world: int = 1
     ) -> None:  # fmt: skip
         self.length, self.batch_size, self.steps, self.seed = length, batch_size, steps, seed
-        self.rank, self.world, self.shuffle = rank, world, shuffle
+        self.rank, self.world = rank, world
 
     def __len__(self) -> int:
         return len(self.steps)
 
     def __iter__(self) -> Iterator[list[int]]:
-        epoch, order = -1, range(0)
+        epoch, order = -1, [0]
         for step in self.steps:
             start = (step * self.world + self.rank) * self.batch_size
             batch = []
@@ -55,9 +54,7 @@ class StepSampler(Sampler[list[int]]):
                 batch.append(order[position % self.length])
             yield batch
 
-    def _order(self, epoch: int) -> Any:
-        if not self.shuffle:
-            return range(self.length)
+    def _order(self, epoch: int) -> list[int]:
         generator = torch.Generator().manual_seed(step_seed(self.seed, "order", epoch))
         return torch.randperm(self.length, generator=generator).tolist()
 
@@ -66,17 +63,23 @@ def training_batches(
     data: Dataset, batch_size: int, steps: range, *, seed: int, workers: int = 0, rank: int = 0, world: int = 1
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """(step, batch) for every step in `steps`; batches are {"image": (b, c, H, W), "target": ...}."""
-    shuffle = not getattr(data, "endless", False)
-    sampler = StepSampler(len(data), batch_size, steps, seed=seed, rank=rank, world=world, shuffle=shuffle)
-    loader = DataLoader(data, batch_sampler=sampler, num_workers=workers, collate_fn=data.collate)  # type: ignore[arg-type]
-    return zip(steps, loader, strict=True)
+    sampler = StepSampler(len(data), batch_size, steps, seed=seed, rank=rank, world=world)
+    return zip(steps, _loader(data, sampler, workers), strict=True)
 
 
 def evaluation_batches(data: Dataset, batch_size: int, limit: int, *, workers: int = 0) -> Iterator[dict[str, Any]]:
     """The first `limit` samples in order, each once."""
     count = min(limit, len(data))
     batches = [list(range(i, min(i + batch_size, count))) for i in range(0, count, batch_size)]
-    yield from DataLoader(data, batch_sampler=batches, num_workers=workers, collate_fn=data.collate)  # type: ignore[arg-type]
+    yield from _loader(data, batches, workers)
+
+
+def _loader(data: Any, batches: Iterable[list[int]], workers: int) -> Iterable[dict[str, Any]]:
+    # A child process that inherits a busy thread pool can hang, so workers start afresh.
+    context = "spawn" if workers else None
+    return DataLoader(
+        data, batch_sampler=batches, num_workers=workers, collate_fn=data.collate, multiprocessing_context=context
+    )
 
 
 def to_device(value: Any, device: torch.device) -> Any:

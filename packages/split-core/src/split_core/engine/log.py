@@ -34,7 +34,9 @@ class RunLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.board.close()
 
     def rewind(self, phase: str, step: int) -> None:
@@ -85,4 +87,6 @@ class RunLog:
 
 def describe(numbers: Mapping[str, Any]) -> str:
     """Numbers on one line, four digits each."""
-    return "  ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in numbers.items())
+    return "  ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in numbers.items()
+    )

@@ -1,15 +1,89 @@
-"""Tables and pictures of a run: run_dir/report."""
+"""Tables and pictures of a run in run_dir/report, and of several runs together.
+
+    run_dir/report/   table.md  patchmaps.png  lengths.png  training.png
+
+``do=report`` makes them again from what the run has written (patchmaps.png needs its models: do=draw);
+``do=report report.runs=[DIR,...] report.out=docs/results/NAME`` merges runs into NAME.json, NAME.md and NAME.png;
+``do=report report.out=docs/results/NAME`` makes NAME.md and NAME.png again from NAME.json.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+from rich.console import Console
+
+from split_core.config import RunConfig
+from split_core.engine import compare, draw, plots, tables
+from split_core.engine.results import RESULTS, read_metrics, read_results, write_json
 from split_core.engine.session import Learner, Session
 
+Array = np.ndarray[Any, Any]
 
-def write(session: Session, results: Mapping[str, Any], tallies: Mapping[str, Any], learners: Mapping[str, Learner]) -> None:
-    for r in results["rows"]:
-        print({k: (round(v, 4) if isinstance(v, float) else v) for k, v in r.items() if k != "minus"})
-    own = results["rows"][-1]
-    print({k: (round(v["mean"], 4), round(v["se"], 4)) for k, v in own["minus"].items()})
+
+def write(
+    session: Session, results: Mapping[str, Any], tallies: Mapping[str, Any], learners: Mapping[str, Learner]
+) -> None:
+    """Everything about one run, and its table on the terminal."""
+    folder = session.run_dir / "report"
+    _pictures(session.run_dir, results, {name: tally.tokens for name, tally in tallies.items()})
+    draw.sheet(session, learners, folder / "patchmaps.png")
+    _table(results, folder, session.log.console)
+
+
+def main(config: RunConfig) -> None:
+    """Rebuild the report of run_dir, or merge report.runs.
+
+    Raises:
+        SplitError: there are no results.
+    """
+    console = Console()
+    if config.report.runs:
+        out = Path(config.report.out or "")
+        content = compare.merge(config.report.runs, out.name)
+        write_json(out.with_name(f"{out.name}.json"), content)
+        _merged(content, out, console)
+    elif config.report.out is not None:
+        out = Path(config.report.out)
+        _merged(read_results(out.with_name(f"{out.name}.json"), hint="name the runs with report.runs"), out, console)
+    else:
+        run_dir = Path(config.run_dir)
+        results = read_results(run_dir / RESULTS, hint=f"finish the run first (do=train run_dir={run_dir})")
+        _pictures(run_dir, results, _tokens(run_dir / "per_image.npz"))
+        _table(results, run_dir / "report", console)
+
+
+def _table(results: Mapping[str, Any], folder: Path, console: Console) -> None:
+    table = tables.comparison(results)
+    table.save(folder / "table.md", results)
+    table.show(console)
+    console.print(f"report: {folder}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _pictures(run_dir: Path, results: Mapping[str, Any], tokens: Mapping[str, Array]) -> None:
+    """Pictures that need no model."""
+    folder = run_dir / "report"
+    if tokens:
+        plots.lengths(results, tokens, folder / "lengths.png")
+    metrics = read_metrics(run_dir / "metrics.jsonl")
+    if metrics:
+        plots.training(metrics, results["rows"][-1], folder / "training.png")
+
+
+def _merged(content: Mapping[str, Any], out: Path, console: Console) -> None:
+    table = tables.merged(content)
+    table.save(out.with_name(f"{out.name}.md"), content)
+    plots.merged(content, out.with_name(f"{out.name}.png"))
+    table.show(console)
+    console.print(f"{out}.json  {out}.md  {out}.png", soft_wrap=True, markup=False, highlight=False)
+
+
+def _tokens(path: Path) -> dict[str, Array]:
+    """Tokens per image by method, from per_image.npz; none if it is not there."""
+    if not path.is_file():
+        return {}
+    with np.load(path) as arrays:
+        return {key.removesuffix("/tokens"): arrays[key] for key in arrays.files if key.endswith("/tokens")}

@@ -19,6 +19,7 @@ from torch import nn
 
 from split_core import registry, resolve
 from split_core.config import RunConfig
+from split_core.engine.checkpoint import load_weights
 from split_core.engine.log import RunLog
 from split_core.model import SplitViT, backbone_info, wrap
 from split_core.task import DataContext, Dataset, ModelContext, Task, TaskContext
@@ -76,7 +77,7 @@ class Session:
         return self._data[split]
 
     @cached_property
-    def _vit(self) -> nn.Module:
+    def _vit(self) -> Any:  # timm's attributes are typed Tensor | Module
         """The backbone before training, with a head for the data's classes."""
         torch.manual_seed(self.config.seed)
         vit = registry.build("model", self.config.model, ModelContext(num_classes=len(self.classes), image_size=None))
@@ -97,7 +98,10 @@ class Session:
             attention=config.attention["name"],
         )  # fmt: skip
         task = registry.build("task", config.task, TaskContext(self.classes, self._vit.embed_dim))
-        return Learner(model.to(self.device), task.to(self.device))
+        learner = Learner(model.to(self.device), task.to(self.device))
+        if config.init is not None:
+            load_weights(Path(config.init), learner.modules(), without="model.policy.")
+        return learner
 
     def images(self, split: str, batch_size: int, limit: int) -> Iterator[torch.Tensor]:
         """Images of the first `limit` samples of a split, on the device."""
@@ -108,15 +112,19 @@ class Session:
 
 
 def open_run(config: RunConfig) -> Session:
-    """Claim run_dir and build the session."""
+    """Build the session, then claim run_dir: a wrong path or file must leave nothing behind."""
+    session = Session(config)
+    session.data("train")
     resolve.claim_run_dir(config)
-    return Session(config)
+    return session
 
 
 def provenance() -> dict[str, str]:
     """What results say of where they come from: command, commit, machine."""
     here = Path(__file__).parent
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, check=False).stdout.strip()
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, check=False
+    ).stdout.strip()
     arguments = shlex.join(sys.argv[1:]) if sys.argv[1:] else ""
     return {
         "command": f"python {Path(sys.argv[0]).parent.name}/{Path(sys.argv[0]).name} {arguments}".strip(),

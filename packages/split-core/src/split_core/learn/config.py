@@ -13,7 +13,9 @@ from split_core.plugins import PluginConfig
 class DualConfig(PluginConfig):
     """How the multiplier lambda of the token budget moves (Sec. 3.3; cures of its overshoot in learn/dual.py)."""
 
-    kind: Literal["paper", "pi"] = Field("paper", description="paper: lambda integrates the gap; pi: plus a share of it")
+    kind: Literal["paper", "pi"] = Field(
+        "paper", description="paper: lambda integrates the gap; pi: plus a share of it"
+    )
     lr: float = Field(5e-4, gt=0, description="step of lambda per unit of (token fraction - budget)")
     gain: float = Field(1.0, ge=0, description="share of the gap that kind=pi adds to lambda at once")
     init: float | None = Field(0.0, ge=0, description="lambda at the start; null measures the price of a token")

@@ -87,7 +87,11 @@ class PPO(Estimator):
             now = log_prob(logits, rollouts.splits).view_as(gain)
             loss, clipped, kl = ppo_loss(now, rollouts.log_prob, gain, self.config.clip)
             entropy = decision_entropy(logits, rollouts.splits).mean() / sum(logit.shape[1] for logit in logits)
-            described |= {f"clip_fraction_{epoch + 1}": float(clipped), f"kl_{epoch + 1}": float(kl), "entropy": float(entropy)}
+            described |= {
+                f"clip_fraction_{epoch + 1}": float(clipped),
+                f"kl_{epoch + 1}": float(kl),
+                "entropy": float(entropy),
+            }
             yield loss - self.config.entropy_bonus * entropy
         measured = rollouts.deployed if self.config.dual.measure == "deployed" else rollouts.fraction
         self.dual.update(self.context.mean(float(measured.mean())))

@@ -118,10 +118,10 @@ def digit_ids(labels: Array, split: str) -> Array:
 
 def centre(images: Array) -> Array:
     """(n, 20, 20): each digit's bounding box in the middle (MNIST centres the mass instead, which wastes pixels)."""
-    ink = images > 0
+    ink: Array = np.greater(images, 0)
     corner = []
     for axis in (2, 1):
-        used = ink.any(axis=axis)
+        used: Array = np.asarray(ink.any(axis=axis))
         first = used.argmax(axis=1)
         last = used.shape[1] - 1 - used[:, ::-1].argmax(axis=1)
         corner.append((first + last + 1) // 2)

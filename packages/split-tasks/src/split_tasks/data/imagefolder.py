@@ -11,10 +11,10 @@ from torch import Tensor
 from torchvision import datasets
 from torchvision.transforms import v2
 
+from split_core.pictures import is_picture, read_rgb
 from split_core.task import DataContext
 from split_tasks.configs import ImageFolderConfig
 from split_tasks.data import common
-from split_tasks.data.image import is_picture, read_rgb
 
 SIZE = (224, 224)
 MODES = {"bilinear": v2.InterpolationMode.BILINEAR, "bicubic": v2.InterpolationMode.BICUBIC}

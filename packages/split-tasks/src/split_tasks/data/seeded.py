@@ -36,7 +36,7 @@ def uniforms(*, seed: int, stream: str, items: Sequence[int], draws: int) -> NDA
     key = mix(mix(start + GOLDEN) + np.uint64(zlib.crc32(stream.encode())))
     rows = mix(key + (np.asarray(items, dtype=np.uint64) + np.uint64(1)) * GOLDEN)
     steps = (np.arange(draws, dtype=np.uint64) + np.uint64(1)) * GOLDEN
-    return (mix(rows[:, None] + steps[None, :]) >> np.uint64(11)) * 2.0**-53
+    return (mix(rows[:, None] + steps[None, :]) >> np.uint64(11)).astype(np.float64) * np.float64(2.0**-53)
 
 
 def integer(u: NDArray[np.float64], low: int, high: NDArray[np.int64] | int) -> NDArray[np.int64]:

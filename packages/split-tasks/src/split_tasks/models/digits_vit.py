@@ -38,7 +38,7 @@ def build(config: DigitsViTConfig, context: ModelContext) -> VisionTransformer:
         mlp_ratio=config.mlp_ratio,
         global_pool=config.pool,
     )
-    model.pretrained_cfg = model.default_cfg = {
+    settings = {
         "architecture": "digits_vit",
         "input_size": (channels, *size),
         "mean": MEAN * channels,
@@ -47,6 +47,9 @@ def build(config: DigitsViTConfig, context: ModelContext) -> VisionTransformer:
         "first_conv": "patch_embed.proj",
         "classifier": "head",
     }
+    # timm sets both on models that it makes from its registry, and reads the one or the other.
+    for name in ("pretrained_cfg", "default_cfg"):
+        setattr(model, name, settings)
     if config.weights != "none":
         path = shipped() if config.weights == "shipped" else Path(config.weights).expanduser()
         load_strict(model, read_weights(path), source=str(path))

@@ -18,17 +18,18 @@ def build(config: TimmConfig, context: ModelContext) -> nn.Module:
     """The timm model.
 
     Args:
-        config: name and weights. A file must fit key by key, the position table included; only a head for other
+        config: architecture and weights. A file must fit key by key, the position table included; only a head for other
             classes is made anew.
         context: classes, image size and channels; config.img_size goes before the context's.
 
     Raises:
         ValueError: no such model, weights that do not fit, or a hub that cannot be reached.
     """
-    base = config.name.split(".")[0]
+    base = config.architecture.split(".")[0]
     if not timm.is_model(base):
         near = difflib.get_close_matches(base, timm.list_models(), n=1)
-        raise ValueError(f"model.name: timm has no '{config.name}'" + (f"; the nearest is '{near[0]}'" if near else ""))
+        hint = f"; the nearest is '{near[0]}'" if near else ""
+        raise ValueError(f"model.architecture: timm has no '{config.architecture}'{hint}")
     options: dict[str, Any] = {"num_classes": context.num_classes}
     if context.in_chans is not None:
         options["in_chans"] = context.in_chans
@@ -38,11 +39,12 @@ def build(config: TimmConfig, context: ModelContext) -> nn.Module:
     if size is not None:
         options["img_size"] = size
     if config.weights == "hub":
-        return _from_hub(config.name, options)
-    model = timm.create_model(config.name, pretrained=False, **options)
+        return _from_hub(config.architecture, options)
+    model = timm.create_model(config.architecture, pretrained=False, **options)
     if config.weights != "none":
         path = Path(config.weights).expanduser()
-        classifier = model.pretrained_cfg.get("classifier") or "head"
+        settings: Any = model.pretrained_cfg
+        classifier = settings.get("classifier") or "head"
         heads = classifier if isinstance(classifier, str) else classifier[0]
         load_strict(model, read_weights(path), source=str(path), head=heads)
     return model

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import timm
 from safetensors.torch import load_file, save_file
-from timm.layers import resample_abs_pos_embed
+from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from split_core.task import ModelContext

@@ -1,6 +1,7 @@
 """Which files of which Debian packages are used, and as what.
 
-Chosen by eye: photographs only (the packages hold drawings and renders too), and classes with enough of them.
+Chosen by eye: photographs only (the packages hold drawings and renders too), classes with enough of them, and no
+background whose subject is itself of one of the classes (dogs, a fig, whole flowers).
 """
 
 from __future__ import annotations
@@ -148,13 +149,13 @@ PHOTOGRAPHS: dict[str, tuple[str, str]] = {
     ),
     MATE.name: (
         "nature/{}.jpg",
-        "Aqua Blinds Dune FreshFlower Garden GreenMeadow LadyBird RainDrops Storm TwoWings Wood YellowFlower",
+        "Aqua Blinds Dune FreshFlower GreenMeadow LadyBird RainDrops Storm TwoWings Wood",
     ),
     LOMIRI.name: (
         "{}.jpg",
-        "Bridge_by_Sander_Klootwijk Dragonfly_by_Bolly Picture_0B_by_freespace Picture_1A_by_freespace "
+        "Bridge_by_Sander_Klootwijk Dragonfly_by_Bolly Picture_1A_by_freespace "
         "Wine_by_Jakkub_Mede aitzgorri_by_Aitzol_Berasategi analogpattern_by_Peter_Nerlich free_by_Peter_Nerlich "
-        "friends_by_Aitzol_Berasategi greentock_by_Peter_Nerlich life_by_Aitzol_Berasategi "
+        "greentock_by_Peter_Nerlich life_by_Aitzol_Berasategi "
         "picosdeeuropa_by_Aitzol_Berasategi seeding_by_Clements_Engelhardt sunset_by_Aitzol_Berasategi",
     ),
 }

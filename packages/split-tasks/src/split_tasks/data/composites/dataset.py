@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from split_core.pictures import is_picture
 from split_core.task import DataContext
 from split_tasks.configs import CompositesConfig
 from split_tasks.data import common
@@ -16,7 +17,6 @@ from split_tasks.data.cache import cache_dir, progress
 from split_tasks.data.composites import fetch, questions
 from split_tasks.data.composites.library import Library, Original, Piece, build_library
 from split_tasks.data.composites.scene import Scene, compose, draws
-from split_tasks.data.image import is_picture
 from split_tasks.data.seeded import uniforms
 
 SIZE = (224, 224)

@@ -163,18 +163,18 @@ def cut(path: Path) -> Image.Image | None:
     image = image.crop(box)
     scale = CUTOUT_SIDE / max(image.size)
     if scale < 1:
-        size = tuple(max(1, round(side * scale)) for side in image.size)
+        size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
         image = image.convert("RGBa").resize(size, Image.Resampling.LANCZOS).convert("RGBA")
     return image
 
 
 def reduce_photograph(path: Path) -> Image.Image:
     """RGB of a photograph whose short side is at most PHOTOGRAPH_SIDE px."""
-    from split_tasks.data.image import read_rgb
+    from split_core.pictures import read_rgb
 
     image = read_rgb(path)
     scale = PHOTOGRAPH_SIDE / min(image.size)
     if scale < 1:
-        size = tuple(max(1, round(side * scale)) for side in image.size)
+        size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
         image = image.resize(size, Image.Resampling.LANCZOS)
     return image

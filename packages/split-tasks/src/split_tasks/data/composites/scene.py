@@ -171,7 +171,7 @@ def render(pixels: Array, *, side: int, config: CompositesConfig, u: Array) -> A
 def _scale(image: Image.Image, factor: float) -> Image.Image:
     if factor == 1.0:
         return image
-    size = tuple(max(1, round(side * factor)) for side in image.size)
+    size = max(1, round(image.width * factor)), max(1, round(image.height * factor))
     return image.resize(size, Image.Resampling.BILINEAR, reducing_gap=1.0)
 
 

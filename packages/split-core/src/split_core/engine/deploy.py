@@ -1,0 +1,27 @@
+"""Methods as they are compared, and as they are timed and drawn: weights, policy, decision rule."""
+
+from __future__ import annotations
+
+import torch
+
+from split_core.engine.adapt import load_learner
+from split_core.engine.calibration import calibrated
+from split_core.engine.methods import Method
+from split_core.engine.session import Learner, Session
+from split_core.errors import SplitError
+
+
+@torch.no_grad()
+def deployed(session: Session, method: Method) -> Learner:
+    """A trained method of the run, under the run's decision rule or the one that its kind deploys with.
+
+    Raises:
+        SplitError: its weights are not there.
+    """
+    path = session.run_dir / "models" / f"{method.weights}.safetensors"
+    if not path.is_file():
+        raise SplitError(f"{path} is missing: train the run first (do=train run_dir={session.run_dir})")
+    learner = load_learner(session, method.weights, method.policy, rule=session.config.decision)
+    if method.calibrated and session.config.decision is None:
+        learner.model.decision = calibrated(session, learner)
+    return learner

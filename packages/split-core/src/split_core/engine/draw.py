@@ -1,0 +1,178 @@
+"""``do=draw``: where the tokens went, one column per method, on images of the data or on a picture of one's own.
+
+A picture of one's own is shrunk or enlarged with its proportions kept until it has about as many pixels as the
+model's own input, so that it is seen whole and at the token counts that the model was trained with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from PIL import Image
+from rich.console import Console
+from torch import Tensor
+
+from split_core.config import RunConfig
+from split_core.engine.adapt import own_settings
+from split_core.engine.calibration import objects_of
+from split_core.engine.deploy import deployed
+from split_core.engine.loader import evaluation_batches, to_device
+from split_core.engine.methods import WARM, is_learned, plan, policy_class
+from split_core.engine.patchmap import draw, to_rgb
+from split_core.engine.session import Learner, Session
+from split_core.errors import SplitError
+from split_core.model import backbone_info
+from split_core.pictures import read_rgb
+
+SIDE, GAP, TOP, CAPTION, LEFT, DPI = 200, 10, 30, 22, 8, 100
+"""Of a sheet, in pixels: pictures, space between them, title line, caption line, left edge; and per inch."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One method on all images.
+
+    Args:
+        title: above.
+        pictures: one per image.
+        captions: one below each.
+    """
+
+    title: str
+    pictures: list[Image.Image]
+    captions: list[str]
+
+
+def main(config: RunConfig) -> None:
+    """Draw the run's methods, trained if it has weights; print where the picture is.
+
+    Raises:
+        SplitError: the picture cannot be read, or the policy is learned and the run has no weights.
+    """
+    session = Session(config)
+    learners = _learners(session)
+    folder = session.run_dir / "report"
+    if config.draw.image is None:
+        path = folder / "patchmaps.png"
+        sheet(session, learners, path)
+    else:
+        path = folder / f"draw_{Path(config.draw.image).stem}.png"
+        any_model = next(iter(learners.values())).model
+        images = own_picture(config.draw.image, any_model.vit).to(session.device)
+        save(columns(session, {n: x for n, x in learners.items() if not x.model.policy.analysis}, images, None), path)
+    Console().print(str(path), soft_wrap=True, markup=False, highlight=False)
+
+
+def sheet(session: Session, learners: Mapping[str, Learner], path: Path) -> None:
+    """Methods side by side on the first images of the evaluated split."""
+    config = session.config
+    batch = next(iter(evaluation_batches(session.data(config.eval.split), config.draw.count, config.draw.count)))
+    batch = to_device(batch, session.device)
+    save(columns(session, learners, batch["image"], batch["target"]), path)
+
+
+@torch.no_grad()
+def columns(
+    session: Session,
+    learners: Mapping[str, Learner],
+    images: Float[Tensor, "b ch H W"],
+    target: Mapping[str, Any] | None,
+) -> list[Column]:
+    """The plain images, then each method's partition of them with its token fraction and, for classes, its guess."""
+    first = next(iter(learners.values())).model
+    info = backbone_info(first.vit, stages=session.config.stages, budget=None)
+    mean, std = info.mean[: images.shape[1]], info.std[: images.shape[1]]
+    labels = None if target is None else target.get("label")
+    truth = [""] * len(images) if labels is None else [str(session.classes[int(label)]) for label in labels]
+    plain = [_enlarged(pixels) for pixels in to_rgb(images, mean, std)]
+    result = [Column("image", plain, truth)]
+    trained = (session.run_dir / "models").is_dir()
+    for name, learner in learners.items():
+        model = learner.model
+        generator = torch.Generator().manual_seed(session.config.seed)
+        with session.accelerator.autocast():
+            pyramid = model.pyramid(images)
+            objects = None if target is None else objects_of(learner, target, pyramid.grid)
+            layout = model.decide(pyramid, images, objects=objects, generator=generator)
+            output = learner.task.output(model, model.encode(pyramid, layout)) if trained else None
+        captions = [f"{fraction:.2f}" for fraction in layout.token_fraction.tolist()]
+        if isinstance(output, Tensor) and output.shape == (len(images), len(session.classes)):
+            for index, guess in enumerate(output.argmax(1).tolist()):
+                right = "" if labels is None else " ✓" if guess == int(labels[index]) else " ✗"
+                captions[index] += f"   {session.classes[guess]}{right}"
+        patch = model.embed.patch_size
+        pictures = draw(images, layout, mean=mean, std=std, patch_size=patch, short_side=SIDE)
+        result.append(Column(name, pictures, captions))
+    return result
+
+
+def save(table: list[Column], path: Path) -> None:
+    """Columns of equal pictures on a white sheet, pixel by pixel (no resampling)."""
+    width, height = table[0].pictures[0].size
+    rows = len(table[0].pictures)
+    across, down = width + GAP, height + CAPTION + GAP
+    size = (LEFT + len(table) * across, TOP + rows * down)
+    figure = Figure(figsize=(size[0] / DPI, size[1] / DPI), dpi=DPI)
+    for x, column in enumerate(table):
+        left = LEFT + x * across
+        figure.text(
+            (left + width / 2) / size[0], 1 - TOP / 2 / size[1], column.title, ha="center", va="center", weight="bold"
+        )
+        for y, (picture, caption) in enumerate(zip(column.pictures, column.captions, strict=True)):
+            top = TOP + y * down
+            figure.figimage(np.asarray(picture), left, size[1] - top - height, origin="upper")
+            at = ((left + width / 2) / size[0], 1 - (top + height + CAPTION / 2) / size[1])
+            figure.text(*at, caption, ha="center", va="center", fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=DPI)
+
+
+def own_picture(path: str, vit: Any) -> Float[Tensor, "1 ch H W"]:
+    """A picture file as the model wants it: its channels, its normalisation, about its number of pixels.
+
+    Raises:
+        SplitError: it cannot be read.
+    """
+    try:
+        picture = read_rgb(path)
+    except ValueError as error:
+        raise SplitError(f"draw.image: {error}") from error
+    height, width = vit.patch_embed.img_size
+    unit = max(vit.patch_embed.patch_size)
+    factor = (height * width / (picture.width * picture.height)) ** 0.5
+    sides = [max(2 * unit, round(side * factor)) for side in picture.size]
+    picture = picture.resize((sides[0], sides[1]), Image.Resampling.BICUBIC, reducing_gap=3.0)
+    channels = vit.patch_embed.proj.in_channels
+    values = np.asarray(picture if channels == 3 else picture.convert("L"), dtype=np.float32) / 255
+    image = torch.from_numpy(values).view(sides[1], sides[0], channels).permute(2, 0, 1)
+    info = backbone_info(vit, stages=1, budget=None)
+    mean, std = (torch.tensor(v[:channels]).view(-1, 1, 1) for v in (info.mean, info.std))
+    return ((image - mean) / std)[None]
+
+
+def _learners(session: Session) -> dict[str, Learner]:
+    """Methods of the run; without trained weights, the unlearned ones on the backbone as it is."""
+    config, methods = session.config, plan(session.config)
+    if (session.run_dir / "models").is_dir():
+        return {m.name: deployed(session, m) for m in methods}
+    own = config.policy["name"]
+    if is_learned(own):
+        raise SplitError(
+            f"policy {own} is learned, and {session.run_dir} holds no trained weights: train it first (do=train"
+            f" run_dir={session.run_dir}), or draw one that needs no training, e.g. policy=entropy"
+        )
+    names = [m.name for m in methods if not m.name.endswith(WARM) and not policy_class(m.policy).learned]
+    return {name: session.learner(own_settings(config, name), rule=config.decision).eval() for name in names}
+
+
+def _enlarged(pixels: np.ndarray[Any, Any]) -> Image.Image:
+    """The image alone, at the size that `draw` gives it."""
+    times = max(1, -(-SIDE // min(pixels.shape[:2])))
+    return Image.fromarray(pixels.round().astype(np.uint8).repeat(times, 0).repeat(times, 1))

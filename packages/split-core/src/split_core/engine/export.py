@@ -1,0 +1,39 @@
+"""``do=export``: a trained backbone of a run as plain timm weights, for use without this library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from split_core.config import RunConfig
+from split_core.engine.deploy import deployed
+from split_core.engine.methods import plan
+from split_core.engine.session import open_run
+from split_core.errors import SplitError, unknown
+
+
+def main(config: RunConfig) -> Path:
+    """Write the timm state dict of export.method (the run's own policy by default) to export.out.
+
+    The pyramid's own layers, the task's auxiliary layers and the policy are not part of a timm model and stay out.
+
+    Raises:
+        SplitError: no such method in the run, its weights are missing, or export.out exists.
+    """
+    session = open_run(config)
+    methods = {method.name: method for method in plan(config)}
+    name = config.export.method or config.policy["name"]
+    if name not in methods:
+        raise SplitError(f"export.method={name}: {unknown('method of this run', name, methods)}")
+    out = Path(config.export.out or session.run_dir / "export" / f"{name}.safetensors")
+    if out.exists():
+        raise SplitError(f"export.out={out} exists; choose another, or delete it")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    vit = deployed(session, methods[name]).model.unwrap()
+    state = {key: value.contiguous().cpu() for key, value in vit.state_dict().items()}
+    save_file(
+        state, out, metadata={"run": str(session.run_dir), "model": str(config.model), "source": methods[name].source}
+    )
+    print(out)
+    return out

@@ -1,0 +1,68 @@
+"""results.json and its like: written whole or not at all, read with one clear line on what is wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from split_core.errors import SplitError
+
+RESULTS = "results.json"
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Whole or not at all; folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(_finite(content), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    draft.replace(path)
+
+
+def read_results(path: Path, *, hint: str) -> dict[str, Any]:
+    """A file that `write_json` wrote, with rows.
+
+    Args:
+        path: the file.
+        hint: what to do when it is not there.
+
+    Raises:
+        SplitError: it is missing, damaged or holds no rows.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SplitError(f"{path} is missing: {hint}") from None
+    except (OSError, ValueError) as error:
+        raise SplitError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict) or not content.get("rows"):
+        raise SplitError(f"{path} holds no results: {hint}")
+    return content
+
+
+def metric_of(row: Mapping[str, Any]) -> str | None:
+    """Name of the task's metric in a row: the number that comes with a standard error."""
+    return next((key.removesuffix("_se") for key in row if key.endswith("_se")), None)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; a last line that a kill cut short is passed over, a missing file has none."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return rows
+
+
+def _finite(value: Any) -> Any:
+    """Numbers that JSON has no word for become null."""
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,140 @@
+"""Seconds of whole pipelines, each taken between two runs of the dense model, and seconds of their stages."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from split_core.model import SplitViT
+from split_core.packing import pack
+
+Clock = Callable[[], float]
+Run = Callable[[int], object]
+"""Called with the number of the repeat."""
+STAGES = ("pyramid", "decide", "pack", "blocks", "head")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Medians over the repeats.
+
+    Args:
+        images_per_s: whole pipeline.
+        images_per_s_spread: slowest and fastest repeat.
+        speedup: against the dense timm model: the median of the repeats' ratios.
+        speedup_spread: lowest and highest of those ratios.
+    """
+
+    images_per_s: float
+    images_per_s_spread: tuple[float, float]
+    speedup: float
+    speedup_spread: tuple[float, float]
+
+
+def interleave(
+    reference: Run, runs: Mapping[str, Run], rounds: Iterable[int], *, batch: int, device: torch.device,
+    clock: Clock = time.perf_counter,
+) -> tuple[Timing, dict[str, Timing]]:  # fmt: skip
+    """Time all runs in turn, round after round, with the reference before and after each.
+
+    A run is compared with the mean of its two neighbours, so that a machine that slows down or speeds up meanwhile
+    slows both alike.
+
+    Args:
+        reference: what the others are compared with.
+        runs: by name.
+        rounds: numbers of the repeats; negative ones warm up and do not count.
+        batch: images that each run works on.
+        device: waited for before the clock is read.
+        clock: seconds.
+
+    Returns:
+        The reference's timing, and each run's.
+    """
+    own: list[float] = []
+    took: dict[str, list[float]] = {name: [] for name in runs}
+    ratio: dict[str, list[float]] = {name: [] for name in runs}
+    for repeat in rounds:
+        before = _seconds(reference, repeat, device, clock)
+        dense = [before]
+        for name, run in runs.items():
+            seconds = _seconds(run, repeat, device, clock)
+            behind = _seconds(reference, repeat, device, clock)
+            if repeat >= 0:
+                took[name].append(seconds)
+                ratio[name].append((before + behind) / 2 / seconds)
+            before = behind
+            dense.append(behind)
+        if repeat >= 0:
+            own += dense
+    timings = {name: Timing(*_rates(batch, took[name]), *_median(ratio[name])) for name in runs}
+    return Timing(*_rates(batch, own), 1.0, (1.0, 1.0)), timings
+
+
+@torch.no_grad()
+def stages(
+    model: SplitViT, images: Float[Tensor, "b ch H W"], *, repeats: int, warmup: int, clock: Clock = time.perf_counter
+) -> dict[str, float]:
+    """Median seconds of each stage of the model's forward on one batch.
+
+    The stages are the calls that a forward makes, made one by one; `blocks` is what `encode` takes beyond `pack`.
+    """
+    watch = _Watch(images.device, clock)
+    for _ in range(warmup + repeats):
+        with watch("pyramid"):
+            pyramid = model.pyramid(images)
+        with watch("decide"):
+            layout = model.decide(pyramid, images)
+        with watch("pack"):
+            pack(pyramid, layout, model.positions.patches(pyramid.grid), model.positions.prefix())
+        with watch("encode"):
+            features = model.encode(pyramid, layout)
+        with watch("head"):
+            model.forward_head(features)
+    seconds = {name: statistics.median(values[warmup:]) for name, values in watch.taken.items()}
+    seconds["blocks"] = max(0.0, seconds.pop("encode") - seconds["pack"])
+    return {name: seconds[name] for name in STAGES}
+
+
+class _Watch:
+    """Collects the seconds that named pieces of work take."""
+
+    def __init__(self, device: torch.device, clock: Clock) -> None:
+        self.device, self.clock = device, clock
+        self.taken: dict[str, list[float]] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        _wait(self.device)
+        began = self.clock()
+        yield
+        _wait(self.device)
+        self.taken.setdefault(name, []).append(self.clock() - began)
+
+
+def _rates(batch: int, seconds: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    return batch / statistics.median(seconds), (batch / max(seconds), batch / min(seconds))
+
+
+def _median(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    return statistics.median(values), (min(values), max(values))
+
+
+def _seconds(run: Run, repeat: int, device: torch.device, clock: Clock) -> float:
+    _wait(device)
+    began = clock()
+    run(repeat)
+    _wait(device)
+    return clock() - began
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
