@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import Case, cases, random_pyramid, seeds
 from torch import Tensor
 
 from split_core.attention import AttentionBackend, choose_backend
@@ -20,6 +19,7 @@ from split_core.attention.varlen import VarlenAttention
 from split_core.errors import SplitError
 from split_core.packing import Segments, pack
 from split_core.quadtree import build_layout
+from strategies import Case, cases, random_pyramid, seeds
 
 CPU = torch.device("cpu")
 
@@ -146,7 +146,7 @@ def test_the_choice_on_cpu(dtype: torch.dtype) -> None:
 
 
 def test_an_unknown_backend_is_named_with_the_nearest() -> None:
-    with pytest.raises(SplitError, match="no attention is called 'sdap'. Did you mean sdpa?"):
+    with pytest.raises(SplitError, match=r"no attention is called 'sdap'\. Did you mean sdpa\?"):
         choose_backend("sdap", CPU, torch.float32)
 
 

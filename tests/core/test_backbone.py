@@ -10,7 +10,6 @@ import timm
 import torch
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import Block, ParallelScalingBlock, VisionTransformer
-from tiny import FAMILIES, Bright, images, jitter, tiny_vit
 from torch import Tensor, nn
 
 from split_core.attention.masked import MaskedAttention
@@ -20,6 +19,7 @@ from split_core.backbone.check import check_backbone
 from split_core.errors import SplitError
 from split_core.model import wrap
 from split_core.packing import Segments
+from tiny import FAMILIES, Bright, images, jitter, tiny_vit
 
 
 def segments_of(*lengths: int) -> Segments:
@@ -78,7 +78,7 @@ class Subclassed(VisionTransformer):
         return super()._pos_embed(x).flip(1)
 
 
-class PlainAttentionSubclass(timm.models.vision_transformer.Attention):
+class OwnAttention(timm.models.vision_transformer.Attention):
     pass
 
 
@@ -100,7 +100,7 @@ REFUSED = {
     "no_pool": (lambda: tiny_vit(global_pool="", num_classes=0), "global_pool=''; 'token' and 'avg' are supported"),
     "parallel_blocks": (lambda: tiny_vit(block_fn=ParallelScalingBlock), "blocks.0 is a ParallelScalingBlock"),
     "attention_subclass": (
-        lambda: tiny_vit(attn_layer=PlainAttentionSubclass), "blocks.0 is a PlainAttentionSubclass, which has no packed",
+        lambda: tiny_vit(attn_layer=OwnAttention), "blocks.0 is a OwnAttention, which has no packed",
     ),
     "patched_block": (lambda: patched("block"), "blocks.1 (Block) gives other values packed than by itself"),
     "patched_attention": (lambda: patched("attention"), "blocks.1 (Block) gives other values"),

@@ -74,7 +74,7 @@ def test_a_layout_that_does_not_fit_the_pyramid_is_refused(images: int) -> None:
     pyramid = random_pyramid(grid, 2, DIM, seed=0)
     with pytest.raises(ValueError, match=f"layout of {images} images .* pyramid of 2"):
         pack(pyramid, build_layout(uniform_splits(grid, images, split=True)))
-    with pytest.raises(ValueError, match="4x6 patches .* 4x4"):
+    with pytest.raises(ValueError, match=r"4x6 patches .* 4x4"):
         pack(pyramid, build_layout(uniform_splits(other, 2, split=True)))
 
 

@@ -52,7 +52,8 @@ def offset_for(sample: Sequence[Scores], fraction: float) -> float:
     """What to add to every logit so that the threshold rule's mean token fraction comes nearest to `fraction`.
 
     Exact up to ties: without them within half of one split's gain (about 1 / number of parents of the sample). Parents
-    with equal scores split together. The threshold lies midway between the last score that splits and the next.
+    with equal scores split together, and so, for S > 1, does a parent with those below it that scored higher. The
+    threshold lies midway between the last score that splits and the next.
 
     Raises:
         SplitError: an empty sample, or a fraction outside (0, 1].

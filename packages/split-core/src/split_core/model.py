@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Bool, Float
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from split_core import registry
@@ -77,8 +78,9 @@ class SplitViT(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.vit = check_backbone(vit)
-        self.embed = PyramidEmbed(vit.patch_embed.proj, norm=vit.patch_embed.norm, stages=stages, down=down)
-        self.positions = PositionTable(vit, antialias=antialias)
+        patch_embed = self.vit.patch_embed
+        self.embed = PyramidEmbed(patch_embed.proj, norm=patch_embed.norm, stages=stages, down=down)
+        self.positions = PositionTable(self.vit, antialias=antialias)
         self.policy = policy
         self.decision = decision
         self.attention = attention
@@ -179,16 +181,19 @@ def wrap(
     if not isinstance(stages, int) or stages < 1:
         raise SplitError(f"stages={stages!r}: a whole number of at least 1 is needed")
     vit = check_backbone(model)
-    if not isinstance(policy, SplitPolicy):
-        policy = registry.build("policy", policy, backbone_info(vit, stages=stages, budget=budget))
+    if isinstance(policy, SplitPolicy):
+        scorer = policy
+    else:
+        scorer = registry.build("policy", policy, backbone_info(vit, stages=stages, budget=budget))
     if rule is None:
-        rule = "threshold" if budget is None else policy.default_rule  # type: ignore[assignment]
-    decision = Decision(rule, budget)  # type: ignore[arg-type]
-    policy.to(vit.patch_embed.proj.weight.device)
-    return SplitViT(vit, policy, stages=stages, decision=decision, **options)
+        rule = "threshold" if budget is None else cast(Rule, scorer.default_rule)
+    decision = Decision(rule, budget)
+    weight = vit.patch_embed.proj.weight
+    scorer.to(weight.device, weight.dtype)
+    return SplitViT(vit, scorer, stages=stages, decision=decision, **options)
 
 
-def backbone_info(vit: nn.Module, *, stages: int, budget: float | None) -> BackboneInfo:
+def backbone_info(vit: VisionTransformer, *, stages: int, budget: float | None) -> BackboneInfo:
     """What policies may know of a timm model."""
     config = getattr(vit, "pretrained_cfg", None) or {}
     mean, std = (tuple(config.get(key) or (0.5, 0.5, 0.5)) for key in ("mean", "std"))

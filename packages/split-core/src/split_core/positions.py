@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -25,13 +26,13 @@ class PositionTable(nn.Module):
             another convention must be resampled to the native size beforehand.
     """
 
-    def __init__(self, vit: nn.Module, *, antialias: bool = True) -> None:
+    def __init__(self, vit: VisionTransformer, *, antialias: bool = True) -> None:
         super().__init__()
         object.__setattr__(self, "vit", vit)
         self.antialias = antialias
         self._kept: dict[Grid, tuple[tuple[object, ...], Tensor]] = {}
 
-    vit: nn.Module
+    vit: VisionTransformer
 
     def patches(self, grid: Grid) -> Float[Tensor, "m d"] | None:
         """Rows for every cell of every scale, fine first; None if the model has no table."""
@@ -61,6 +62,7 @@ class PositionTable(nn.Module):
         return tokens
 
     def _resample(self, grid: Grid) -> Tensor:
+        assert self.vit.pos_embed is not None
         table = self.vit.pos_embed[0]
         rows = table if self.vit.no_embed_class else table[self.vit.num_prefix_tokens :]
         old = self.vit.patch_embed.grid_size

@@ -125,7 +125,7 @@ class PyramidEmbed(nn.Module):
         return self._folded[1]
 
     def _fold(self, scale: int) -> tuple[Tensor, Tensor]:
-        """level_s as one convolution: E on the block mean, plus Z after s aggregations of E, all linear in the pixels."""
+        """level_s as one convolution: E on the block mean, plus Z after s aggregations of E; linear in the pixels."""
         dtype = self.proj.weight.dtype
         proj = self.proj.weight.double()
         dim = proj.shape[0]
@@ -134,13 +134,14 @@ class PyramidEmbed(nn.Module):
         weight = proj.repeat_interleave(factor, 2).repeat_interleave(factor, 3) / factor**2
         bias = proj_bias.clone()
         kernel, offset = proj, proj_bias
-        agg = self.aggregate.weight.double()
+        agg, agg_bias = self.aggregate.weight.double(), self.aggregate.bias
+        assert agg_bias is not None
         for _ in range(scale):
             rows = [
                 torch.cat([torch.einsum("ok,kchw->ochw", agg[:, :, i, j], kernel) for j in (0, 1)], 3) for i in (0, 1)
             ]
             kernel = torch.cat(rows, 2)
-            offset = agg.sum((2, 3)) @ offset + self.aggregate.bias.double()
+            offset = agg.sum((2, 3)) @ offset + agg_bias.double()
         zero = self.zero.weight.double()
         weight = weight + torch.einsum("ok,kchw->ochw", zero, kernel)
         bias = bias + zero @ offset + self.zero.bias.double()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -18,6 +20,8 @@ class Oracle(SplitPolicy):
     Parents that touch an object are positive, the others negative; among equals the order is random, so that a budget
     larger than the objects need is spent at random, and a smaller one does not favour the top of the picture.
     """
+
+    analysis: ClassVar[bool] = True
 
     def __init__(self, config: PluginConfig, info: BackboneInfo) -> None:
         super().__init__()

@@ -57,7 +57,8 @@ class AttentionBackend:
                 cu = torch.tensor([0, 3, 7], device=device, dtype=torch.int32)
                 self.attend(q, q, q, Segments(cu, (3, 4), 8), scale=0.2).sum().backward()
         except Exception as failure:  # kernels fail with whatever their library raises
-            return f"{type(failure).__name__}: {str(failure).strip().splitlines()[0] if str(failure).strip() else 'no message'}"
+            first_line = next(iter(str(failure).strip().splitlines()), "no message")
+            return f"{type(failure).__name__}: {first_line}"
         return None
 
 

@@ -21,8 +21,7 @@ class MaskedAttention(AttentionBackend):
     name = "masked"
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments, *, scale: float, dropout: float) -> Tensor:
-        heads_first = (x.transpose(0, 1)[None] for x in (q, k, v))
-        out = F.scaled_dot_product_attention(
-            *heads_first, attn_mask=block_diagonal(segments), scale=scale, dropout_p=dropout
-        )
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        mask = block_diagonal(segments)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, dropout_p=dropout)
         return out[0].transpose(0, 1)

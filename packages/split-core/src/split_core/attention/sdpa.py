@@ -44,20 +44,20 @@ class SdpaAttention(AttentionBackend):
         groups = self._groups(segments)
         if groups is not None:
             sizes = [images * length for images, length in groups.shapes]
-            parts = zip(*(x.index_select(0, groups.order).split(sizes) for x in (q, k, v)), strict=True)
-            outs = [
-                _batch(*part, length, scale, dropout) for part, (_, length) in zip(parts, groups.shapes, strict=True)
-            ]
-            return torch.cat(outs).index_select(0, groups.back)
-        parts = zip(*(x.split(segments.lengths) for x in (q, k, v)), strict=True)  # type: ignore[arg-type]
-        return torch.cat([_batch(*part, part[0].shape[0], scale, dropout) for part in parts])
+            lengths = [length for _, length in groups.shapes]
+            qs, ks, vs = (x.index_select(0, groups.order).split(sizes) for x in (q, k, v))
+            parts = zip(qs, ks, vs, lengths, strict=True)
+            return torch.cat([_batch(*part, scale, dropout) for part in parts]).index_select(0, groups.back)
+        qs, ks, vs = (x.split(segments.lengths) for x in (q, k, v))
+        parts = zip(qs, ks, vs, segments.lengths, strict=True)
+        return torch.cat([_batch(*part, scale, dropout) for part in parts])
 
     def _groups(self, segments: Segments) -> Groups | None:
         """Grouping of these segments, worked out once per forward; None where it does not pay."""
         if self.name not in segments.kept:
             few = len(set(segments.lengths)) * WORTH_GROUPING <= len(segments.lengths)
             segments.kept[self.name] = group(segments.lengths, segments.cu_seqlens) if few else None
-        return segments.kept[self.name]  # type: ignore[no-any-return]
+        return segments.kept[self.name]
 
 
 def group(lengths: Sequence[int], cu_seqlens: Int[Tensor, " b1"]) -> Groups:
@@ -77,5 +77,5 @@ def group(lengths: Sequence[int], cu_seqlens: Int[Tensor, " b1"]) -> Groups:
 
 def _batch(q: Tensor, k: Tensor, v: Tensor, length: int, scale: float, dropout: float) -> Tensor:
     """Attention over consecutive images that all have `length` tokens."""
-    batched = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in (q, k, v))
-    return F.scaled_dot_product_attention(*batched, scale=scale, dropout_p=dropout).transpose(1, 2).flatten(0, 1)
+    q, k, v = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, scale=scale, dropout_p=dropout).transpose(1, 2).flatten(0, 1)

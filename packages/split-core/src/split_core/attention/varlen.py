@@ -21,4 +21,6 @@ class VarlenAttention(AttentionBackend):
                 "attention backend 'varlen' has no dropout; use attention=sdpa or a model with attn_drop 0"
             )
         cu, longest = segments.cu_seqlens, segments.max_length
-        return varlen_attn(q, k, v, cu, cu, longest, longest, scale=scale)
+        out = varlen_attn(q, k, v, cu, cu, longest, longest, scale=scale)
+        assert isinstance(out, Tensor)  # a pair only when the log-sum-exp is asked for
+        return out

@@ -8,11 +8,12 @@ ends, are spelled out here. Each executor serves exactly one class (a subclass m
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float
-from timm.layers import DropPath
-from timm.models.vision_transformer import Attention, Block
+from timm.layers.drop import DropPath
+from timm.models.vision_transformer import Attention, Block  # type: ignore[attr-defined]
 from torch import Tensor, nn
 
 from split_core.attention import AttentionBackend
@@ -20,17 +21,17 @@ from split_core.attention.masked import MaskedAttention
 from split_core.errors import SplitError
 from split_core.packing import Segments
 
-Executor = Callable[[nn.Module, Tensor, Segments, AttentionBackend], Tensor]
+Executor = Callable[[Any, Tensor, Segments, AttentionBackend], Tensor]
 
 
-def run_block(block: nn.Module, x: Float[Tensor, "T d"], segments: Segments, backend: AttentionBackend) -> Tensor:
+def run_block(block: Any, x: Float[Tensor, "T d"], segments: Segments, backend: AttentionBackend) -> Tensor:
     """Pre-norm block: x + attention(norm x), then x + MLP(norm x), with LayerScale and per-image DropPath."""
     attended = ATTENTION[type(block.attn)](block.attn, block.norm1(x), segments, backend)
     x = x + drop_path(block.drop_path1, block.ls1(attended), segments)
     return x + drop_path(block.drop_path2, block.ls2(block.mlp(block.norm2(x))), segments)
 
 
-def run_attention(attn: nn.Module, x: Float[Tensor, "T d"], segments: Segments, backend: AttentionBackend) -> Tensor:
+def run_attention(attn: Any, x: Float[Tensor, "T d"], segments: Segments, backend: AttentionBackend) -> Tensor:
     """Multi-head attention with q/k norms, output norm and gate where the module has them."""
     q, k, v = attn.qkv(x).unflatten(-1, (3, attn.num_heads, -1)).unbind(1)
     q, k = attn.q_norm(q), attn.k_norm(k)
@@ -57,7 +58,7 @@ BLOCKS: dict[type[nn.Module], Executor] = {Block: run_block}
 ATTENTION: dict[type[nn.Module], Executor] = {Attention: run_attention}
 
 
-def probe(block: nn.Module, index: int, dim: int, tolerance: float = 1e-4) -> None:
+def probe(block: Any, index: int, dim: int, tolerance: float = 1e-4) -> None:
     """Compare a block with its executor on random input.
 
     Raises:

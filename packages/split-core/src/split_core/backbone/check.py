@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from timm.layers import PatchEmbed
+from timm.layers.patch_embed import PatchEmbed
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
@@ -35,7 +35,8 @@ def check_backbone(model: nn.Module) -> VisionTransformer:
             )
     if not isinstance(model.patch_drop, nn.Identity):
         raise SplitError(
-            "cannot wrap a model with patch_drop: it removes tokens that the layout counts. Create it with patch_drop_rate=0"
+            "cannot wrap a model with patch_drop: it removes tokens that the layout counts. "
+            "Create it with patch_drop_rate=0"
         )
     if getattr(model, "attn_pool", None) is not None:
         raise SplitError(f"cannot wrap a {name} with attention pooling (global_pool='map') yet")

@@ -197,7 +197,8 @@ def _rows(session: Session, learners: Mapping[str, Learner], size: int) -> Itera
 def _row(timing: Timing, fraction: float, dense: Any, tokens: list[int]) -> dict[str, Any]:
     ideal = ideal_speedup(dense, _cells(dense), tokens)
     return {
-        "token_fraction": fraction, "tokens_per_image": sum(tokens) / len(tokens), "tokens_range": [min(tokens), max(tokens)],
+        "token_fraction": fraction, "tokens_per_image": sum(tokens) / len(tokens),
+        "tokens_range": [min(tokens), max(tokens)],
         "images_per_s": timing.images_per_s, "images_per_s_spread": timing.images_per_s_spread,
         "speedup": timing.speedup, "speedup_spread": timing.speedup_spread, "ideal_speedup": ideal,
         "share_of_ideal": timing.speedup / ideal,

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from PIL import Image
 from rich.console import Console
 from torch import Tensor
@@ -172,7 +173,7 @@ def _learners(session: Session) -> dict[str, Learner]:
     return {name: session.learner(own_settings(config, name), rule=config.decision).eval() for name in names}
 
 
-def _enlarged(pixels: np.ndarray[Any, Any]) -> Image.Image:
+def _enlarged(pixels: NDArray[Any]) -> Image.Image:
     """The image alone, at the size that `draw` gives it."""
     times = max(1, -(-SIDE // min(pixels.shape[:2])))
     return Image.fromarray(pixels.round().astype(np.uint8).repeat(times, 0).repeat(times, 1))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from split_core.config import RunConfig
 from split_core.engine import bench, report
@@ -24,7 +25,7 @@ from split_core.engine.results import RESULTS, write_json
 from split_core.engine.session import Learner, Session, open_run, provenance
 from split_core.engine.timing import Timing
 
-Array = np.ndarray[Any, Any]
+Array = NDArray[Any]
 
 
 @dataclass

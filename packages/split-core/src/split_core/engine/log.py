@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -31,7 +31,7 @@ class RunLog:
         self.board = SummaryWriter(str(run_dir / "tensorboard"))
         self.console = Console(file=sys.stdout)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> RunLog:
         return self
 
     def __exit__(
@@ -68,7 +68,8 @@ class RunLog:
         """Iterate with a bar on a terminal, and with a plain line now and then elsewhere."""
         if self.console.is_terminal:
             columns = (
-                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                TimeRemainingColumn(),
             )  # fmt: skip
             with Progress(*columns, console=self.console) as progress:
                 task = progress.add_task(title, total=total, completed=start)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from split_core.learn.warmstart import imitation_loss, pseudo_labels, start_tau
 from split_core.types import Pyramid, Splits
 
 
+@runtime_checkable
 class Masks(Protocol):
     """Partitions for each step of fine-tuning, and what is learned from them beside the task."""
 

@@ -8,19 +8,20 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from split_core.errors import SplitError
 from split_core.types import Layout
 
-Array = np.ndarray[Any, Any]
+Array = NDArray[Any]
 
 VEIL = (28.0, 60.0, 110.0)
-"""Colour laid over coarse tokens: dark blue, so that it shows on grey pictures and to colour-blind eyes."""
-OPACITY = 0.55
+"""Coarse tokens lose their colours to this dark blue, which shows on grey pictures too and to colour-blind eyes."""
+OPACITY = 0.5
 LINE = (255.0, 255.0, 255.0)
-LINE_OPACITY = 0.55
+LINE_OPACITY = 0.5
 
 
 def draw(
@@ -56,7 +57,7 @@ def draw(
     patch = _patch_size(pixels.shape[1:3], layout.grid.cells, patch_size)
     owner = layout.owner.cpu().numpy()
     scale = np.append(layout.scale.cpu().numpy(), layout.grid.stages)  # the last entry serves cells without a token
-    veil = OPACITY * scale / layout.grid.stages
+    veil = scale / layout.grid.stages
     pictures = [_picture(p, o, veil, patch, short_side) for p, o in zip(pixels, owner, strict=True)]
     if path is not None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +96,8 @@ def _picture(pixels: Array, owner: Array, veil: Array, patch: tuple[int, int], s
     height, width = pixels.shape[:2]
     token = owner.repeat(patch[0], 0).repeat(patch[1], 1)[:height, :width]
     weight = veil[token][..., None]  # -1 reads the last entry
-    toned = pixels * (1 - weight) + np.array(VEIL) * weight
+    grey = pixels @ np.array([0.299, 0.587, 0.114])
+    toned = pixels * (1 - weight) + ((1 - OPACITY) * grey[..., None] + OPACITY * np.array(VEIL)) * weight
     toned[token < 0] = 255
     times = max(1, -(-short_side // min(height, width)))
     toned, token = (array.repeat(times, 0).repeat(times, 1) for array in (toned, token))

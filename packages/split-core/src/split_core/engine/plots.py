@@ -10,10 +10,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from split_core.engine.methods import WARM
 
-Array = np.ndarray[Any, Any]
+Array = NDArray[Any]
 OWN = "#D55E00"
 OTHERS = ("#0072B2", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#B3A300", "#000000")
 DENSE = "#555555"
@@ -127,7 +128,7 @@ def bench(results: Mapping[str, Any], path: Path) -> None:
     """Images per second of every row; a line for the dense model, a tick for what the FLOPs promise."""
     sizes = list(dict.fromkeys(row["batch_size"] for row in results["rows"]))
     groups = [[row for row in results["rows"] if row["batch_size"] == size] for size in sizes]
-    colours = palette(row["method"] for row in results["rows"])
+    colours = palette((row["method"] for row in results["rows"]), [results["rows"][-1]["method"]])
     figure, axes = _panels(1, len(sizes), (1.5 + 5.2 * len(sizes), 1.4 + 0.36 * len(groups[0])))
     for axis, size, rows in zip(axes, sizes, groups, strict=True):
         dense = rows[0]["images_per_s"]
@@ -170,8 +171,9 @@ def _pareto(axis: Axes, content: Mapping[str, Any]) -> None:
         if min(x) > 0.999:  # a level to compare with, which as a point would squeeze the others together
             axis.axhline(float(np.mean(y)), color=colours[name], linestyle="--", linewidth=1.2, label=name)
             continue
-        axis.errorbar(x, y, yerr=spread, color=colours[name], marker=MARKERS[index % len(MARKERS)], markersize=6, capsize=3,
-                      linewidth=1.3, label=name)  # fmt: skip
+        marker = MARKERS[index % len(MARKERS)]
+        style = {"color": colours[name], "marker": marker, "markersize": 6, "capsize": 3, "linewidth": 1.3}
+        axis.errorbar(x, y, yerr=spread, label=name, **style)
     axis.set_xlabel("token fraction")
     axis.set_ylabel(metric)
     axis.set_title(f"{metric} over token fraction (bars: std over seeds)")

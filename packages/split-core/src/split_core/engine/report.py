@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 
 from split_core.config import RunConfig
@@ -21,7 +22,7 @@ from split_core.engine import compare, draw, plots, tables
 from split_core.engine.results import RESULTS, read_metrics, read_results, write_json
 from split_core.engine.session import Learner, Session
 
-Array = np.ndarray[Any, Any]
+Array = NDArray[Any]
 
 
 def write(

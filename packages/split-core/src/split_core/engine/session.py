@@ -115,6 +115,8 @@ def open_run(config: RunConfig) -> Session:
     """Build the session, then claim run_dir: a wrong path or file must leave nothing behind."""
     session = Session(config)
     session.data("train")
+    if config.init is not None:
+        session.learner(config.policy)
     resolve.claim_run_dir(config)
     return session
 

@@ -167,7 +167,7 @@ def bench(results: Mapping[str, Any]) -> Table:
         f" {results['attention']}, {results['threads']} threads, median of {results['repeats']} repeats. `timm` is the"
         " dense model; every other row is timed between two runs of it; `spread`: lowest and highest ratio to them.",
         "`equal`: each image gets exactly the budget. `ragged`: a threshold spends it on average. `share` is the"
-        " speed-up divided by what the FLOPs of the tokens promise. Last five columns: per cent of the pipeline's time.",
+        " speed-up divided by what the FLOPs of the tokens promise. Last five columns: per cent of the whole.",
     ]
     return Table("Speed of the whole pipeline", header, cells, notes)
 

@@ -38,8 +38,12 @@ class Estimator:
     """Base of all estimators: yields losses, keeps its own state, reports numbers."""
 
     def losses(
-        self, model: SplitViT, images: Float[Tensor, "b ch H W"], error_of: ErrorOf, generator: torch.Generator | None = None
-    ) -> Iterator[Tensor]:  # fmt: skip
+        self,
+        model: SplitViT,
+        images: Float[Tensor, "b ch H W"],
+        error_of: ErrorOf,
+        generator: torch.Generator | None = None,
+    ) -> Iterator[Tensor]:
         """One loss for each optimizer step on this batch; the caller steps between two of them."""
         raise NotImplementedError(f"{type(self).__name__} does not define losses")
 

@@ -68,8 +68,12 @@ class PPO(Estimator):
         self._metrics: dict[str, float] = {}
 
     def losses(
-        self, model: SplitViT, images: Float[Tensor, "b ch H W"], error_of: ErrorOf, generator: torch.Generator | None = None
-    ) -> Iterator[Tensor]:  # fmt: skip
+        self,
+        model: SplitViT,
+        images: Float[Tensor, "b ch H W"],
+        error_of: ErrorOf,
+        generator: torch.Generator | None = None,
+    ) -> Iterator[Tensor]:
         with torch.no_grad():
             pyramid = model.pyramid(images)
             rollouts = sample_rollouts(model, pyramid, images, error_of, self.config.rollouts, generator)
@@ -90,7 +94,7 @@ class PPO(Estimator):
             described |= {
                 f"clip_fraction_{epoch + 1}": float(clipped),
                 f"kl_{epoch + 1}": float(kl),
-                "entropy": float(entropy),
+                "entropy": float(entropy.detach()),
             }
             yield loss - self.config.entropy_bonus * entropy
         measured = rollouts.deployed if self.config.dual.measure == "deployed" else rollouts.fraction

@@ -51,7 +51,7 @@ def pseudo_labels(pyramid: Pyramid, tau: float) -> Splits:
 
 def imitation_loss(logits: tuple[Float[Tensor, "b _"], ...], labels: Splits) -> Float[Tensor, ""]:
     """Mean binary cross-entropy over the parents that exist under the labels."""
-    total, count = logits[0].new_zeros((), dtype=torch.float32), 0
+    total, count = (logits[0].new_zeros((), dtype=torch.float32) for _ in range(2))
     for logit, mask, asked in zip(logits, labels.masks, existing(labels), strict=True):
         loss = F.binary_cross_entropy_with_logits(logit.float(), mask.flatten(1).float(), reduction="none")
         total = total + (loss * asked).sum()
