@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from split_core import resolve
 from split_core.engine import compare, plots, report, tables
 from split_core.engine.results import metric_of, read_metrics, read_results, write_json
 from split_core.errors import SplitError
@@ -107,9 +108,9 @@ def test_saved_tables_name_command_commit_and_machine(tmp_path: Path) -> None:
     assert "`python run.py` at commit abc on CPU" in (tmp_path / "t.md").read_text()
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_tables_are_shown_without_losing_cells(terminal: bool) -> None:
-    console = Console(record=True, width=60, force_terminal=terminal, file=io.StringIO())
+@pytest.mark.parametrize(("terminal", "width"), [(True, 60), (True, 300), (False, 60)])
+def test_tables_are_shown_without_losing_cells(terminal: bool, width: int) -> None:
+    console = Console(record=True, width=width, force_terminal=terminal, file=io.StringIO())
     tables.comparison(results()).show(console)
     text = console.export_text()
     assert all(name in text for name in (*METHODS, "FLOPs-ideal"))
@@ -159,7 +160,8 @@ def test_merging_runs_writes_all_rows_and_can_be_redone_from_the_json(tmp_path: 
     again = read_results(tmp_path / "out.json", hint="")
     assert tables.merged(again).rows == tables.merged(content).rows
     plots.merged(again, tmp_path / "out.png")
-    assert Image.open(tmp_path / "out.png").size[0] > 800
+    with Image.open(tmp_path / "out.png") as picture:
+        assert picture.size[0] > 800
 
 
 def test_runs_that_would_count_twice_or_have_other_metrics_are_refused(tmp_path: Path) -> None:
@@ -181,8 +183,8 @@ def test_a_run_s_pictures_and_table_are_rebuilt(tmp_path: Path) -> None:
     run = Path(run_dir(tmp_path / "a"))
     tokens = {f"{name}/tokens": np.full(8, 100.0 if name == "dense" else 52.0) for name in METHODS}
     np.savez_compressed(run / "per_image.npz", **tokens)
-    config = type("Config", (), {"run_dir": str(run), "report": type("R", (), {"runs": (), "out": None})()})()
-    report.main(config)  # type: ignore[arg-type]
+    groups = {"task": "cls", "data": "digits", "model": "digits_vit", "policy": "xattn"}
+    report.main(resolve.load({**groups, "do": "report", "run_dir": str(run)}))
     assert sorted(p.name for p in (run / "report").iterdir()) == ["lengths.png", "table.md", "training.png"]
 
 

@@ -23,7 +23,7 @@ def test_items_follow_from_seed_split_and_index() -> None:
 
 @pytest.mark.parametrize(("size", "channels"), [(None, 3), ((112, 112), 3), ((64, 160), 1)])
 def test_size_channels_and_range_are_the_model_s(size: tuple[int, int] | None, channels: int) -> None:
-    source = data(image_size=size, in_chans=channels)
+    source = data(image_size=size, in_chans=channels, mean=(0.5,), std=(0.5,))
     batch = source.collate([source[i] for i in range(6)])
     assert batch["image"].shape == (6, channels, *(size or (224, 224)))
     assert batch["image"].abs().max() <= 1

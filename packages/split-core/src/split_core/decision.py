@@ -115,7 +115,8 @@ def check_reachable(budget: float, grid: Grid) -> None:
     if budget < floor - 1e-9:
         raise SplitError(
             f"budget {budget} cannot be met: with stages={grid.stages} a grid of {grid.cells[0]}x{grid.cells[1]} "
-            f"patches has at least {coarse} tokens, a fraction of {floor:.4g}. Raise the budget to that or use more stages."
+            f"patches has at least {coarse} tokens, a fraction of {floor:.4g}. Raise the budget to that or use more "
+            f"stages."
         )
 
 

@@ -88,7 +88,7 @@ def aggregate(rows: Sequence[Row], metric: str) -> list[dict[str, Any]]:
     ]
 
 
-def mean_std(values: Sequence[float | None]) -> dict[str, float | None] | None:
+def mean_std(values: Sequence[float | int | None]) -> dict[str, float | None] | None:
     """Mean and sample standard deviation; None where some row lacks the number, no std for a single one."""
     present = [value for value in values if value is not None]
     if len(present) != len(values):
@@ -116,7 +116,7 @@ def curves(run: Path, own: Row) -> dict[str, Any]:
     return {"method": own["method"], "rho": own["rho"], "seed": own["seed"], **thinned}
 
 
-def thin(values: Sequence[float | None], points: int = POINTS) -> list[float]:
+def thin(values: Sequence[float | int | None], points: int = POINTS) -> list[float]:
     """At most `points` means of equal runs of neighbours; missing values are passed over."""
     present = [value for value in values if value is not None]
     width = max(1, -(-len(present) // points))

@@ -59,11 +59,11 @@ def training(metrics: Sequence[Mapping[str, Any]], own: Mapping[str, Any], path:
     learnt = [line for line in metrics if line["phase"] == f"estimate_{name}"]
     adapted = sorted({line["phase"] for line in metrics if line["phase"].startswith("adapt_")})
     if not learnt and not warm:
-        figure, axes = _panels(1, 1, (6, 3.4))
+        figure, axes = _panels(1, 1, (6.0, 3.4))
         _errors(axes[0], metrics, adapted)
         _save(figure, path)
         return
-    figure, axes = _panels(2, 4, (15, 6.2))
+    figure, axes = _panels(2, 4, (15.0, 6.2))
     _curve(axes[0], warm, ["tau"], "warm start: threshold τ")
     _curve(axes[1], warm, ["token_fraction"], "warm start: token fraction", rho=own["rho"])
     _curve(axes[2], warm, ["imitation"], "warm start: imitation loss")
@@ -93,7 +93,7 @@ def training(metrics: Sequence[Mapping[str, Any]], own: Mapping[str, Any], path:
 
 def merged(content: Mapping[str, Any], path: Path) -> None:
     """Metric over token fraction for every method and budget, and the curves of every run."""
-    figure, axes = _panels(2, 2, (11.5, 8))
+    figure, axes = _panels(2, 2, (11.5, 8.0))
     _pareto(axes[0], content)
     rhos = sorted({curve["rho"] for curve in content["curves"]})
     colours = dict(zip(rhos, [OWN, *OTHERS] * len(rhos), strict=False))
@@ -172,7 +172,13 @@ def _pareto(axis: Axes, content: Mapping[str, Any]) -> None:
             axis.axhline(float(np.mean(y)), color=colours[name], linestyle="--", linewidth=1.2, label=name)
             continue
         marker = MARKERS[index % len(MARKERS)]
-        style = {"color": colours[name], "marker": marker, "markersize": 6, "capsize": 3, "linewidth": 1.3}
+        style: dict[str, Any] = {
+            "color": colours[name],
+            "marker": marker,
+            "markersize": 6,
+            "capsize": 3,
+            "linewidth": 1.3,
+        }
         axis.errorbar(x, y, yerr=spread, label=name, **style)
     axis.set_xlabel("token fraction")
     axis.set_ylabel(metric)

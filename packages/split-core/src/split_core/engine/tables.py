@@ -46,7 +46,8 @@ class Table:
             table.add_column(name, justify="right" if index else "left", no_wrap=index == 0)
         for row in self.rows:
             table.add_row(*row)
-        if console.is_terminal and console.measure(table).maximum <= console.width:
+        wanted = console.measure(table, options=console.options.update(max_width=10_000)).maximum
+        if console.is_terminal and wanted <= console.width:
             console.print(table)
         else:
             console.print(f"{self.title}\n{self.markdown()}", soft_wrap=True, markup=False, highlight=False)
@@ -176,12 +177,12 @@ def _share(stages: Mapping[str, float] | None, name: str) -> str:
     return NONE if stages is None else f"{100 * stages[name] / sum(stages.values()):.1f}"
 
 
-def number(value: float | None, digits: int = 3) -> str:
+def number(value: float | int | None, digits: int = 3) -> str:
     """With so many decimals; a dash where there is none."""
     return NONE if value is None else f"{value:.{digits}f}"
 
 
-def plus_minus(mean: float | None, se: float | None, *, signed: bool = True, digits: int = 3) -> str:
+def plus_minus(mean: float | int | None, se: float | int | None, *, signed: bool = True, digits: int = 3) -> str:
     """Mean ± standard error."""
     if mean is None:
         return NONE
