@@ -17,7 +17,7 @@ from split_core.learn import ppo as ppo_module
 from split_core.learn.config import DualConfig, PPOConfig
 from split_core.learn.dual import Dual, Threshold, token_price
 from split_core.learn.estimator import EstimatorContext
-from split_core.learn.ppo import PPO, advantage, ppo_loss, sample_rollouts
+from split_core.learn.ppo import PPO, advantage, image_weight, ppo_loss, sample_rollouts
 from split_core.learn.warmstart import imitation_loss, pseudo_labels, start_tau
 from split_core.model import Features, SplitViT, wrap
 from split_core.policy import SplitPolicy, StageView
@@ -47,16 +47,33 @@ def output_norm(model: SplitViT) -> Any:
 # ---------------------------------------------------------------- advantage and loss
 
 
-@pytest.mark.parametrize("normalize", [False, True])
-def test_advantage_is_the_leave_one_out_loop(normalize: bool) -> None:
+def test_advantage_is_the_leave_one_out_loop() -> None:
     cost = torch.rand(4, 3, generator=torch.Generator().manual_seed(0))
-    gain = advantage(cost, normalize=normalize)
+    gain = advantage(cost)
     for k, i in itertools.product(range(4), range(3)):
         others = [float(cost[j, i]) for j in range(4) if j != k]
-        expected = sum(others) / 3 - float(cost[k, i])
-        spread = float(cost[:, i].std()) + 0.02 if normalize else 1.0
-        assert float(gain[k, i]) == pytest.approx(expected / spread, abs=1e-6)
-    torch.testing.assert_close(advantage(cost).sum(0), torch.zeros(3), atol=1e-6, rtol=0)
+        assert float(gain[k, i]) == pytest.approx(sum(others) / 3 - float(cost[k, i]), abs=1e-6)
+    torch.testing.assert_close(gain.sum(0), torch.zeros(3), atol=1e-6, rtol=0)
+
+
+def test_images_weigh_by_the_inverse_spread_of_their_errors() -> None:
+    error = torch.rand(4, 3, generator=torch.Generator().manual_seed(0))
+    spread = [float(error[:, i].std()) for i in range(3)]
+    expected = [1 / (own + sum(spread) / 3) for own in spread]
+    assert image_weight(error).tolist() == pytest.approx(expected, rel=1e-5)
+    # Units do not matter, and an image that no mask moves weighs at most twice the typical one.
+    torch.testing.assert_close(image_weight(10 * error) * 10, image_weight(error))
+    still = torch.cat([error, torch.ones(4, 1)], 1)
+    assert image_weight(still).isfinite().all()
+
+
+def test_the_price_of_a_token_is_that_of_the_weighted_objective() -> None:
+    """Two images, two prices: the weighted price lies between, nearer that of the heavier image."""
+    score = torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
+    error, fraction = score * torch.tensor([-3.0, -1.0]), score * 0.5
+    assert float(token_price(error, fraction, score)) == pytest.approx(4.0)
+    assert float(token_price(error, fraction, score, torch.tensor([0.0, 1.0]))) == pytest.approx(2.0)
+    assert float(token_price(error, fraction, score, torch.tensor([3.0, 1.0]))) == pytest.approx(5.0)
 
 
 def test_ppo_loss_is_the_formula() -> None:
@@ -194,7 +211,7 @@ def test_saturated_logits_give_finite_losses_and_gradients() -> None:
 
 def test_the_objective_is_error_and_tokens_weighed_by_lambda(monkeypatch) -> None:
     gains: list[Tensor] = []
-    monkeypatch.setattr(ppo_module, "advantage", lambda cost, normalize: gains.append(cost) or advantage(cost))
+    monkeypatch.setattr(ppo_module, "advantage", lambda cost: gains.append(cost) or advantage(cost))
     model, picture = student(), images(3)
     ppo = estimator(dual={"init": 3.0})
     for loss in ppo.losses(model, picture, output_norm(model), torch.Generator().manual_seed(1)):

@@ -46,5 +46,5 @@ class PPOConfig(EstimatorConfig):
     epochs: int = Field(2, ge=1, description="updates over the same rollouts")
     clip: float = Field(0.1, gt=0, lt=1, description="clip range of the whole-mask probability ratio")
     entropy_bonus: float = Field(0.0, ge=0, description="weight of the decisions' mean entropy in the objective")
-    normalize_advantage: bool = Field(False, description="divide advantages by their spread over an image's rollouts")
+    normalize_advantage: bool = Field(False, description="weigh images by the inverse spread of their rollouts' errors")
     dual: DualConfig = Field(DualConfig(), description="the multiplier of the token budget")

@@ -70,7 +70,10 @@ class Dual:
 
 
 def token_price(
-    error: Float[Tensor, "k b"], fraction: Float[Tensor, "k b"], score: Float[Tensor, "k b"]
+    error: Float[Tensor, "k b"],
+    fraction: Float[Tensor, "k b"],
+    score: Float[Tensor, "k b"],
+    weight: Float[Tensor, " b"] | float = 1.0,
 ) -> Float[Tensor, ""]:
     """-dE/dP along a common shift of all logits: the error saved per unit of token fraction.
 
@@ -79,8 +82,9 @@ def token_price(
 
     Args:
         score: sum over the decisions of m_i - p_i.
+        weight: of each image in the objective.
     """
-    centred = score - score.mean(0)
+    centred = (score - score.mean(0)) * weight
     slope_error = (error * centred).mean()
     slope_fraction = (fraction * centred).mean()
     return -slope_error / slope_fraction.clamp_min(1e-8)

@@ -78,13 +78,13 @@ class PPO(Estimator):
             pyramid = model.pyramid(images)
             rollouts = sample_rollouts(model, pyramid, images, error_of, self.config.rollouts, generator)
         if self.dual.measuring:
-            price = token_price(rollouts.error, rollouts.fraction, rollouts.score)
+            price = token_price(rollouts.error, rollouts.fraction, rollouts.score, self._weight(rollouts))
             self.dual.measure(self.context.mean(float(price)))
             self._metrics = self._describe(rollouts)
             return
         weight = self.dual.value
         cost = (rollouts.error + weight * rollouts.fraction) / (1 + weight)
-        gain = advantage(cost, normalize=self.config.normalize_advantage)
+        gain = advantage(cost) * self._weight(rollouts)
         described = self._describe(rollouts) | {"advantage_std": float(gain.std())}
         for epoch in range(self.config.epochs):
             logits = model.logits(pyramid, images)
@@ -100,6 +100,11 @@ class PPO(Estimator):
         measured = rollouts.deployed if self.config.dual.measure == "deployed" else rollouts.fraction
         self.dual.update(self.context.mean(float(measured.mean())))
         self._metrics = described
+
+    def _weight(self, rollouts: Rollouts) -> Float[Tensor, " b"]:
+        if self.config.normalize_advantage:
+            return image_weight(rollouts.error)
+        return torch.ones_like(rollouts.error[0])
 
     def metrics(self) -> dict[str, float]:
         return self._metrics
@@ -141,17 +146,21 @@ def sample_rollouts(
     )
 
 
-def advantage(cost: Float[Tensor, "k b"], *, normalize: bool = False) -> Float[Tensor, "k b"]:
-    """Leave-one-out: how much cheaper a rollout is than the mean of the image's others.
+def advantage(cost: Float[Tensor, "k b"]) -> Float[Tensor, "k b"]:
+    """Leave-one-out: how much cheaper a rollout is than the mean of the image's others."""
+    others = (cost.sum(0) - cost) / (cost.shape[0] - 1)
+    return others - cost
 
-    Args:
-        normalize: in units of the spread over the image's rollouts, so that an image on which masks hardly
-            matter weighs as much as one on which they do. The 0.02 keeps noise from becoming signal.
+
+def image_weight(error: Float[Tensor, "k b"]) -> Float[Tensor, " b"]:
+    """1 / (spread of the error over the image's rollouts + its mean over the batch).
+
+    Without it the few images on which masks matter most decide the update. The mean in the denominator keeps
+    an image on which they hardly matter, whose spread is noise, below twice the typical weight. The weight does
+    not depend on lambda, so that the price of a token can be measured under the same weights.
     """
-    times = cost.shape[0]
-    others = (cost.sum(0) - cost) / (times - 1)
-    gain = others - cost
-    return gain / (cost.std(0) + 0.02) if normalize else gain
+    spread = error.std(0)
+    return 1 / (spread + spread.mean() + 1e-8)
 
 
 def ppo_loss(
