@@ -86,6 +86,11 @@ class EvalConfig(MethodsSection):
     batch_size: int = Field(64, ge=1, description="images per batch")
     random_draws: int = Field(5, ge=1, description="draws that policies with randomness are averaged over")
     split: Literal["train", "val", "test"] = Field("test", description="split of the data")
+    calibrate: Literal["val", "test"] = Field(
+        "val",
+        description="where thresholds are set: on val; or on further images of `split`, which matches budgets when val"
+        " is busier or calmer, and adds the learned policy so matched (NAME_matched) beside the one that deploys",
+    )
 
 
 class BenchConfig(MethodsSection):

@@ -1,4 +1,4 @@
-"""Thresholds that spend a run's budget, set on its validation split."""
+"""Thresholds that spend a run's budget on a sample of one of its splits. No label is read but by analysis policies."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from split_core.engine.loader import evaluation_batches, to_device
 from split_core.engine.session import Learner, Session
 from split_core.types import Grid
 
-CALIBRATION_IMAGES = 2000
-"""Images of the validation split that thresholds are set on."""
+CALIBRATION_IMAGES = 1000
+"""Images that thresholds are set on."""
 
 
 @torch.no_grad()
-def calibrated(session: Session, learner: Learner) -> Decision:
-    """The threshold that spends the budget on the validation split; analysis policies see its labels."""
+def calibrated(session: Session, learner: Learner, split: str, *, start: int = 0) -> Decision:
+    """The threshold that spends the budget on images of `split` from number `start` on."""
     model, config = learner.model, session.config
     generator = torch.Generator().manual_seed(config.seed)
     sample = []
-    for batch in evaluation_batches(
-        session.data("val"), config.eval.batch_size, CALIBRATION_IMAGES, workers=config.workers
-    ):
+    images = range(start, start + CALIBRATION_IMAGES)
+    for batch in evaluation_batches(session.data(split), config.eval.batch_size, images, workers=config.workers):
         batch = to_device(batch, session.device)
         pyramid = model.pyramid(batch["image"])
         objects = objects_of(learner, batch["target"], pyramid.grid)

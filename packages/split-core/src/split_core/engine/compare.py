@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from split_core.engine.methods import WARM
+from split_core.engine.methods import MATCHED
 from split_core.engine.results import RESULTS, metric_of, read_metrics, read_results
 from split_core.engine.session import provenance
 from split_core.errors import SplitError
@@ -110,7 +110,7 @@ def combined(rows: Sequence[Row], other: str) -> dict[str, float | int | None]:
 
 def curves(run: Path, own: Row) -> dict[str, Any]:
     """What happened while the run's policy learned, thinned; empty lists where nothing was learned."""
-    phase = f"estimate_{own['method'].removesuffix(WARM)}"
+    phase = f"estimate_{own['method'].removesuffix(MATCHED)}"
     lines = [line for line in read_metrics(run / "metrics.jsonl") if line["phase"] == phase]
     thinned = {key: thin([line.get(key) for line in lines]) for key in ("step", *CURVES)}
     return {"method": own["method"], "rho": own["rho"], "seed": own["seed"], **thinned}

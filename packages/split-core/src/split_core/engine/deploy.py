@@ -23,5 +23,9 @@ def deployed(session: Session, method: Method) -> Learner:
         raise SplitError(f"{path} is missing: train the run first (do=train run_dir={session.run_dir})")
     learner = load_learner(session, method.weights, method.policy, rule=session.config.decision)
     if method.calibrated and session.config.decision is None:
-        learner.model.decision = calibrated(session, learner)
+        config = session.config.eval
+        on_test = config.calibrate == "test"
+        # Past the images that are evaluated: thresholds follow the evaluated distribution, not the evaluated images.
+        split, start = (config.split, config.images) if on_test else ("val", 0)
+        learner.model.decision = calibrated(session, learner, split, start=start)
     return learner

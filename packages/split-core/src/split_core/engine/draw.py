@@ -74,7 +74,7 @@ def main(config: RunConfig) -> None:
 def sheet(session: Session, learners: Mapping[str, Learner], path: Path) -> None:
     """Methods side by side on the first images of the evaluated split."""
     config = session.config
-    batch = next(iter(evaluation_batches(session.data(config.eval.split), config.draw.count, config.draw.count)))
+    batch = next(iter(evaluation_batches(session.data(config.eval.split), config.draw.count, range(config.draw.count))))
     batch = to_device(batch, session.device)
     save(columns(session, learners, batch["image"], batch["target"]), path)
 

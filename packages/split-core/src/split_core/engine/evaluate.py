@@ -67,7 +67,7 @@ def tally(session: Session, methods: list[Method], learners: Mapping[str, Learne
     config = session.config.eval
     data = session.data(config.split)
     total = -(-min(config.images, len(data)) // config.batch_size)
-    batches = evaluation_batches(data, config.batch_size, config.images, workers=session.config.workers)
+    batches = evaluation_batches(data, config.batch_size, range(config.images), workers=session.config.workers)
     collected: dict[str, list[dict[str, Array]]] = {m.name: [] for m in methods}
     for index, batch in enumerate(session.log.track(batches, total=total, title="evaluate")):
         batch = to_device(batch, session.device)
@@ -111,7 +111,7 @@ def speed(session: Session, learners: Mapping[str, Learner]) -> dict[str, Timing
     """Whole-pipeline images/s of every method, interleaved, on one real batch."""
     config = session.config
     batch = next(
-        evaluation_batches(session.data(config.eval.split), config.bench.batch_sizes[0], config.bench.batch_sizes[0])
+        evaluation_batches(session.data(config.eval.split), config.bench.batch_sizes[0], range(config.bench.batch_sizes[0]))
     )
     batch = to_device(batch, session.device)
     timed = {name: learner for name, learner in learners.items() if not learner.model.policy.analysis}

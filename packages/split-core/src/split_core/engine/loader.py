@@ -67,10 +67,10 @@ def training_batches(
     return zip(steps, _loader(data, sampler, workers), strict=True)
 
 
-def evaluation_batches(data: Dataset, batch_size: int, limit: int, *, workers: int = 0) -> Iterator[dict[str, Any]]:
-    """The first `limit` samples in order, each once."""
-    count = min(limit, len(data))
-    batches = [list(range(i, min(i + batch_size, count))) for i in range(0, count, batch_size)]
+def evaluation_batches(data: Dataset, batch_size: int, samples: range, *, workers: int = 0) -> Iterator[dict[str, Any]]:
+    """The samples with these numbers in order, each once; numbers past the end are left out."""
+    numbers = [number for number in samples if number < len(data)]
+    batches = [numbers[i : i + batch_size] for i in range(0, len(numbers), batch_size)]
     yield from _loader(data, batches, workers)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from split_core.decision import Decision
-from split_core.engine.calibration import calibrated
+from split_core.engine.calibration import CALIBRATION_IMAGES, calibrated
 from split_core.engine.session import Learner, Session
 from split_core.learn.dual import Threshold
 from split_core.learn.warmstart import imitation_loss, pseudo_labels, start_tau
@@ -39,7 +39,7 @@ class PolicyMasks:
     def __init__(self, session: Session, learner: Learner) -> None:
         self.config, self.model = session.config.adapt, learner.model
         if self.model.policy.default_rule == "image" and self.config.budget_range is None:
-            self.model.decision = calibrated(session, learner.eval())
+            self.model.decision = calibrated(session, learner.eval(), "train")
 
     def __call__(self, pyramid: Pyramid, images: Tensor, generator: torch.Generator) -> Splits:
         if self.config.budget_range is None:
@@ -71,7 +71,7 @@ class WarmStartMasks:
         tau = config.warmstart.tau
         if tau is None:
             with torch.no_grad():
-                images = next(session.images("val", config.adapt.batch_size, config.adapt.batch_size))
+                images = next(session.images("train", CALIBRATION_IMAGES, CALIBRATION_IMAGES))
                 tau = start_tau(learner.model.pyramid(images), config.budget)
         self.tau = Threshold(tau, config.warmstart.tau_lr, config.budget)
 

@@ -5,17 +5,17 @@
     analysis policies (oracle)   not rivals; they run on the learned policy's backbone
 
 Every fine-tuning sees the same images for the same number of steps. Unlearned policies are compared at the
-threshold that spends the budget on the validation split; a learned policy at the threshold it deploys.
+threshold that spends the budget (`eval.calibrate` says on which images); a learned policy at the one it deploys.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from split_core import registry
 from split_core.config import RunConfig
 
-WARM = "_warmstart"
+WARM, MATCHED = "_warmstart", "_matched"
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,16 @@ class Method:
 
 
 def plan(config: RunConfig) -> list[Method]:
-    """The methods to compare, the run's own policy last."""
+    """The methods to compare, the run's own policy last (matched to the budget after as it deploys, if both)."""
     own = config.policy["name"]
     learned = is_learned(own)
     names = [name for name in dict.fromkeys(config.eval.methods) if name != own]
     if learned and own + WARM not in names:
         names.append(own + WARM)
-    return [method(name, own if learned else None) for name in [*names, own]]
+    rows = [method(name, own if learned else None) for name in [*names, own]]
+    if learned and config.eval.calibrate == "test":
+        rows.append(replace(rows[-1], name=own + MATCHED, calibrated=True))
+    return rows
 
 
 def method(name: str, learned: str | None) -> Method:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from split_core.engine.methods import WARM
+from split_core.engine.methods import MATCHED, WARM
 
 Array = NDArray[Any]
 OWN = "#D55E00"
@@ -54,7 +54,7 @@ def lengths(results: Mapping[str, Any], tokens: Mapping[str, Array], path: Path)
 
 def training(metrics: Sequence[Mapping[str, Any]], own: Mapping[str, Any], path: Path) -> None:
     """What the warm start and the estimator logged, step by step."""
-    name = own["method"]
+    name = own["method"].removesuffix(MATCHED)
     warm = [line for line in metrics if line["phase"] == f"adapt_{name}{WARM}"]
     learnt = [line for line in metrics if line["phase"] == f"estimate_{name}"]
     adapted = sorted({line["phase"] for line in metrics if line["phase"].startswith("adapt_")})

@@ -107,7 +107,7 @@ class Session:
         """Images of the first `limit` samples of a split, on the device."""
         from split_core.engine.loader import evaluation_batches
 
-        for batch in evaluation_batches(self.data(split), batch_size, limit, workers=self.config.workers):
+        for batch in evaluation_batches(self.data(split), batch_size, range(limit), workers=self.config.workers):
             yield batch["image"].to(self.device)
 
 
