@@ -59,7 +59,7 @@ class DigitsConfig(_Images):
     digit: tuple[Count, Count] = (12, 16)
     fragments: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]] = (3, 6)
     fragment: tuple[Count, Count] = (4, 6)
-    crops: Annotated[int, Field(ge=1, le=16)] = 2
+    crops: Annotated[int, Field(ge=1, le=16)] = 1
 
     @model_validator(mode="after")
     def _ordered(self) -> DigitsConfig:
