@@ -134,9 +134,7 @@ def test_a_recipe_is_found_by_name_or_path_and_the_nearest_is_named(tmp_path: Pa
 
 
 def test_values_are_yaml_and_a_bare_no_is_a_precision() -> None:
-    config = load(
-        "budget=5e-1", "precision=no", "bench.batch_sizes=[1,8]", "threads=null", "run_dir=a=b"
-    )
+    config = load("budget=5e-1", "precision=no", "bench.batch_sizes=[1,8]", "threads=null", "run_dir=a=b")
     assert config.budget == 0.5
     assert (config.precision, config.bench.batch_sizes, config.threads) == ("no", (1, 8), None)
     assert config.run_dir == "a=b"

@@ -29,7 +29,13 @@ SETTINGS: dict[str, Any] = {
     "policy": "xattn",
     "budget": 0.5,
     "adapt": {"images": 64, "batch_size": 16, "dense_fraction": 0.25, "backbone_lr": 1e-3},
-    "estimator": {"name": "ppo", "images": 80, "batch_size": 16, "lr": 1e-3, "dual": {"init": None, "price_batches": 2}},
+    "estimator": {
+        "name": "ppo",
+        "images": 80,
+        "batch_size": 16,
+        "lr": 1e-3,
+        "dual": {"init": None, "price_batches": 2},
+    },
     "eval": {"images": 20, "batch_size": 8, "random_draws": 2, "methods": ["dense", "random", "cosine", "oracle"]},
     "bench": {"batch_sizes": [4], "repeats": 1, "warmup": 0},
     "draw": {"count": 1},
@@ -104,9 +110,10 @@ def test_a_killed_run_resumed_ends_as_the_straight_one(
         if (at, now) == (phase, step):
             raise Killed
 
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch:
         patch.setattr(RunLog, "write", write_or_die)
-        train.main(configure(run_dir))
+        with pytest.raises(Killed):
+            train.main(configure(run_dir))
     train.main(configure(run_dir))
     assert metrics(run_dir) == metrics(straight)
     for weights in (straight / "models").iterdir():
@@ -188,7 +195,10 @@ def test_each_fine_tuning_is_done_once_and_the_policy_comes_last(tmp_path: Path)
     assert sources(methods) == ["dense", "random", "xattn_warmstart"]
     assert methods[-1].name == "xattn"
     assert not methods[-1].calibrated
-    assert [m.name for m in plan(configure(tmp_path, policy="entropy", eval={"methods": ["dense"]}))] == ["dense", "entropy"]
+    assert [m.name for m in plan(configure(tmp_path, policy="entropy", eval={"methods": ["dense"]}))] == [
+        "dense",
+        "entropy",
+    ]
 
 
 def test_learning_rates_by_part_and_frozen_names(tmp_path: Path) -> None:

@@ -185,13 +185,6 @@ class RunConfig(Section):
     run_dir: str = Field("", description="where everything is written; empty means runs/TASK-DATA-POLICY-BUDGET-sSEED")
     log_every: int = Field(10, ge=1, description="steps between log lines")
 
-    @field_validator("init")
-    @classmethod
-    def _check_init(cls, value: str | None) -> str | None:
-        if value is not None and not Path(value).is_file():
-            raise ValueError("should be a .safetensors file of a run, but there is no such file")
-        return value
-
     @field_validator(*GROUPS, mode="before")
     @classmethod
     def _check_group(cls, value: Any, info: Any) -> Any:  # info: pydantic's ValidationInfo, a protocol at run time

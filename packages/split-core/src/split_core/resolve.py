@@ -143,6 +143,8 @@ def check_run_dir(config: RunConfig) -> None:
     Raises:
         SplitError: the settings differ, or run_dir cannot be one.
     """
+    if config.do == "report" and config.report.runs:
+        return  # reads other runs and writes to report.out
     folder = Path(config.run_dir)
     if folder.exists() and not folder.is_dir():
         raise SplitError(f"run_dir={folder} is not a folder")

@@ -111,7 +111,9 @@ def speed(session: Session, learners: Mapping[str, Learner]) -> dict[str, Timing
     """Whole-pipeline images/s of every method, interleaved, on one real batch."""
     config = session.config
     batch = next(
-        evaluation_batches(session.data(config.eval.split), config.bench.batch_sizes[0], range(config.bench.batch_sizes[0]))
+        evaluation_batches(
+            session.data(config.eval.split), config.bench.batch_sizes[0], range(config.bench.batch_sizes[0])
+        )
     )
     batch = to_device(batch, session.device)
     timed = {name: learner for name, learner in learners.items() if not learner.model.policy.analysis}

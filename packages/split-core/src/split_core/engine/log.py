@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -28,7 +28,8 @@ class RunLog:
     def __init__(self, run_dir: Path, every: int) -> None:
         self.path = run_dir / "metrics.jsonl"
         self.every = every
-        self.board = SummaryWriter(str(run_dir / "tensorboard"))
+        self._folder = run_dir / "tensorboard"
+        self._board: SummaryWriter | None = None
         self.console = Console(file=sys.stdout)
 
     def __enter__(self) -> RunLog:
@@ -37,7 +38,8 @@ class RunLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.board.close()
+        if self._board is not None:
+            self._board.close()
 
     def rewind(self, phase: str, step: int) -> None:
         """Drop a phase's lines from `step` on: a resumed run writes them again."""
@@ -57,8 +59,10 @@ class RunLog:
         """One step's numbers, to the file at once and to TensorBoard."""
         with self.path.open("a") as file:
             file.write(json.dumps({"phase": phase, "step": step, **numbers}) + "\n")
+        if self._board is None:  # made on the first number: commands that log none leave no folder
+            self._board = SummaryWriter(str(self._folder))
         for name, value in numbers.items():
-            self.board.add_scalar(f"{phase}/{name}", value, step)
+            self._board.add_scalar(f"{phase}/{name}", value, step)
 
     def say(self, text: str) -> None:
         """A line for the reader."""
@@ -84,10 +88,3 @@ class RunLog:
             if now - said >= 15 or done == total:
                 said = now
                 self.say(f"{title}: {done}/{total} after {now - began:.0f} s")
-
-
-def describe(numbers: Mapping[str, Any]) -> str:
-    """Numbers on one line, four digits each."""
-    return "  ".join(
-        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in numbers.items()
-    )

@@ -21,6 +21,7 @@ from split_core import registry, resolve
 from split_core.config import RunConfig
 from split_core.engine.checkpoint import load_weights
 from split_core.engine.log import RunLog
+from split_core.errors import SplitError
 from split_core.model import SplitViT, backbone_info, wrap
 from split_core.task import DataContext, Dataset, ModelContext, Task, TaskContext
 
@@ -100,6 +101,8 @@ class Session:
         task = registry.build("task", config.task, TaskContext(self.classes, self._vit.embed_dim))
         learner = Learner(model.to(self.device), task.to(self.device))
         if config.init is not None:
+            if not Path(config.init).is_file():
+                raise SplitError(f"init={config.init}: there is no such file; train the run that makes it first")
             load_weights(Path(config.init), learner.modules(), without="model.policy.")
         return learner
 
