@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-import run
 
+import run
 from split_core import resolve
 
 ROOT = Path(__file__).parents[2]
