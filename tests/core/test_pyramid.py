@@ -13,6 +13,7 @@ from timm.layers import PatchEmbed
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from split_core.errors import SplitError
 from split_core.pyramid import PyramidEmbed
 from split_core.types import Pyramid
 from tiny import images, jitter, relative
@@ -221,3 +222,9 @@ def test_copies_embed_with_their_own_weights() -> None:
     assert twin.embed.proj is twin.proj
     assert twin.proj is not holder.proj
     assert twin.embed._folded is None
+
+
+def test_a_coarse_patch_far_larger_than_the_image_is_refused_before_memory_is_taken() -> None:
+    embed = PyramidEmbed(torch.nn.Conv2d(3, 8, 4, stride=4), stages=12)
+    with pytest.raises(SplitError, match=r"stages=12: a coarse patch spans 2\^12 fine ones and the image has 10x10"):
+        embed(torch.zeros(1, 3, 40, 40))

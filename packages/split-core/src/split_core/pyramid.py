@@ -19,9 +19,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from split_core.errors import SplitError
 from split_core.types import Grid, Pyramid
 
 Down = Literal["area", "bilinear"]
+WASTE = 1024
+"""Padded cells per cell of the image from which a canvas is refused: memory for nothing."""
 
 
 class PyramidEmbed(nn.Module):
@@ -60,8 +63,12 @@ class PyramidEmbed(nn.Module):
             images: any H, W >= 1.
             valid: (b, r, c) cells of the padded fine grid that hold picture, when images of different sizes
                 share a canvas.
+
+        Raises:
+            SplitError: a coarse patch is so much larger than the image that padding would be nearly all of it.
         """
         grid = self.grid(images.shape[-2:])
+        check_waste(grid)
         images = self._pad(images, grid)
         fine = self._normed(self.proj(images))
         if self._can_fold():
@@ -150,6 +157,16 @@ class PyramidEmbed(nn.Module):
 
     def __getstate__(self) -> dict:  # type: ignore[type-arg]
         return {**self.__dict__, "_folded": None}
+
+
+def check_waste(grid: Grid) -> None:
+    """Refuse a canvas that padding to whole coarse patches makes WASTE times larger than the image."""
+    cells, padded = grid.cells[0] * grid.cells[1], grid.size(0)
+    if padded > WASTE * cells:
+        raise SplitError(
+            f"stages={grid.stages}: a coarse patch spans 2^{grid.stages} fine ones and the image has "
+            f"{grid.cells[0]}x{grid.cells[1]}; padding it would make {padded} cells of {cells}. Use fewer stages"
+        )
 
 
 def _flat(level: Float[Tensor, "b d r c"]) -> Float[Tensor, "b n d"]:
