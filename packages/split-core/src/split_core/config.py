@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from split_core import registry
 from split_core.errors import SplitError, unknown
-from split_core.learn.config import DualConfig, PPOConfig
+from split_core.learn.config import DualConfig, PPOConfig, check_steps
 from split_core.plugins import KINDS, PluginConfig
 
 __all__ = ["GROUPS", "DualConfig", "PPOConfig", "RunConfig"]
@@ -57,6 +57,11 @@ class AdaptConfig(Section):
     budget_range: tuple[float, float] | None = Field(
         None, description="draw each step's budget from [low, high] instead of keeping to `budget`"
     )
+
+    @model_validator(mode="after")
+    def _check_steps(self) -> AdaptConfig:
+        check_steps(self.images, self.batch_size)
+        return self
 
     @field_validator("budget_range")
     @classmethod
@@ -174,7 +179,7 @@ class RunConfig(Section):
         None,
         description="models/NAME.safetensors of another run: start from its backbone, pyramid and head, not its policy",
     )
-    seed: int = Field(0, ge=0, description="seed of everything random")
+    seed: int = Field(0, ge=0, le=2**62, description="seed of everything random")
     threads: int | None = Field(None, ge=1, description="CPU threads; null leaves torch's own number")
     workers: int = Field(0, ge=0, description="processes that load data; 0 loads in the main one")
     device: str = Field("auto", min_length=1, description="auto, cpu, cuda ...")

@@ -48,7 +48,7 @@ class Decision:
 
     def __post_init__(self) -> None:
         if self.rule not in get_args(Rule):
-            raise SplitError(unknown("decision rule", self.rule, get_args(Rule)))
+            raise SplitError(unknown("decision rule", str(self.rule), get_args(Rule)))
         if self.budget is not None and not 0 < self.budget <= 1:
             raise SplitError(f"budget {self.budget} is not a token fraction; it must lie in (0, 1]")
         if self.rule in ("image", "batch") and self.budget is None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from jaxtyping import Bool, Float
+from pydantic import ValidationError
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -16,7 +17,7 @@ from split_core.attention import choose_backend
 from split_core.backbone.blocks import BLOCKS
 from split_core.backbone.check import check_backbone
 from split_core.decision import Decision, Rule
-from split_core.errors import SplitError
+from split_core.errors import SplitError, unknown
 from split_core.packing import Packed, area_mean, dense_map, pack, token_mean
 from split_core.policy import BackboneInfo, SplitPolicy, StageView
 from split_core.positions import PositionTable
@@ -109,7 +110,7 @@ class SplitViT(nn.Module):
 
     def pyramid(self, images: Float[Tensor, "b ch H W"], valid: Bool[Tensor, "b r c"] | None = None) -> Pyramid:
         """Embeddings of every patch at every scale (Sec. 3.1)."""
-        check_images(images, self.embed.proj.in_channels)
+        check_images(images, self.embed.proj.in_channels, self.embed.proj.weight.dtype)
         return self.embed(images, valid)
 
     def logits(
@@ -178,19 +179,46 @@ def wrap(
     Raises:
         SplitError: the model cannot be wrapped, or a name or value is wrong; the message says which.
     """
-    if not isinstance(stages, int) or stages < 1:
-        raise SplitError(f"stages={stages!r}: a whole number of at least 1 is needed")
+    check_options(stages=stages, policy=policy, budget=budget, **options)
     vit = check_backbone(model)
     if isinstance(policy, SplitPolicy):
         scorer = policy
     else:
-        scorer = registry.build("policy", policy, backbone_info(vit, stages=stages, budget=budget))
-    if rule is None:
-        rule = "threshold" if budget is None else cast(Rule, scorer.default_rule)
+        try:
+            scorer = registry.build("policy", policy, backbone_info(vit, stages=stages, budget=budget))
+        except ValidationError as error:
+            fault = error.errors()[0]
+            raise SplitError(f"policy.{'.'.join(map(str, fault['loc']))}={fault['input']!r}: {fault['msg']}") from error
+    if not scorer.ranks or (rule is None and budget is None):
+        rule = "threshold"
+    elif rule is None:
+        rule = cast(Rule, scorer.default_rule)
     decision = Decision(rule, budget)
     weight = vit.patch_embed.proj.weight
     scorer.to(weight.device, weight.dtype)
     return SplitViT(vit, scorer, stages=stages, decision=decision, **options)
+
+
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "attention": (str,), "down": get_args(Down), "pooling": get_args(Pooling), "antialias": (True, False)
+}  # fmt: skip
+"""What `wrap` passes on, and the values each may have (a type where any value of it may)."""
+
+
+def check_options(*, stages: Any, policy: Any, budget: Any, **options: Any) -> None:
+    """One clear line for an argument of `wrap` that is of the wrong kind."""
+    if not isinstance(stages, int) or isinstance(stages, bool) or stages < 1:
+        raise SplitError(f"stages={stages!r}: a whole number of at least 1 is needed")
+    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int | float)):
+        raise SplitError(f"budget={budget!r}: a number in (0, 1] is needed, or None")
+    if not isinstance(policy, str | Mapping | SplitPolicy):
+        raise SplitError(f"policy={policy!r}: a name, a mapping with a name, or a SplitPolicy is needed")
+    for name, value in options.items():
+        if name not in OPTIONS:
+            raise SplitError(unknown("option of wrap", name, OPTIONS))
+        allowed = OPTIONS[name]
+        if not (isinstance(value, str) if allowed == (str,) else value in allowed):
+            raise SplitError(f"{name}={value!r}: one of {', '.join(map(str, allowed))} is needed")
 
 
 def backbone_info(vit: VisionTransformer, *, stages: int, budget: float | None) -> BackboneInfo:
@@ -200,8 +228,10 @@ def backbone_info(vit: VisionTransformer, *, stages: int, budget: float | None) 
     return BackboneInfo(vit.embed_dim, tuple(vit.patch_embed.patch_size), stages, budget, mean, std)
 
 
-def check_images(images: Tensor, channels: int) -> None:
+def check_images(images: Tensor, channels: int, dtype: torch.dtype = torch.float32) -> None:
     """Raise one clear line for input that a convolution would reject in its own words, or accept wrongly."""
+    if not isinstance(images, Tensor):
+        raise SplitError(f"images must be a torch tensor; got {type(images).__name__}")
     if images.ndim != 4:
         raise SplitError(f"images must be (batch, channels, height, width); got shape {tuple(images.shape)}")
     if images.shape[1] != channels:
@@ -210,6 +240,8 @@ def check_images(images: Tensor, channels: int) -> None:
         raise SplitError(
             f"images must be normalised floats; got {images.dtype}. Divide by 255 and apply the model's mean and std"
         )
+    if images.dtype != dtype and not torch.is_autocast_enabled(images.device.type):
+        raise SplitError(f"the model is in {dtype} and the images in {images.dtype}; convert one, or use autocast")
     if min(images.shape[-2:]) < 1:
         raise SplitError(f"images have no pixels: shape {tuple(images.shape)}")
 

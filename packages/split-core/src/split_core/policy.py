@@ -81,12 +81,15 @@ class SplitPolicy(nn.Module):
         learned: it has parameters that an estimator can train.
         default_rule: decision rule used when a budget is given and the user names none.
         analysis: it sees labels, so it is a bound to compare with and no rival.
+        ranks: its logits order the parents; without that a budget cannot be spent best first, and every rule is
+            `threshold`.
         stochastic: it draws at random, so its numbers are means over draws.
     """
 
     learned: ClassVar[bool] = False
     default_rule: ClassVar[str] = "image"
     analysis: ClassVar[bool] = False
+    ranks: ClassVar[bool] = True
     stochastic: ClassVar[bool] = False
 
     def forward(self, view: StageView) -> Float[Tensor, "b n"]:

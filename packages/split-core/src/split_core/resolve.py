@@ -174,10 +174,13 @@ def claim_run_dir(config: RunConfig) -> Path:
     check_run_dir(config)
     path = Path(config.run_dir) / CONFIG_FILE
     if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(f".{os.getpid()}.tmp")  # renamed whole, so that a killed run leaves no half file
-        draft.write_text(to_yaml(config), encoding="utf-8")
-        draft.replace(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_text(to_yaml(config), encoding="utf-8")
+            draft.replace(path)
+        except OSError as error:
+            raise SplitError(f"run_dir={config.run_dir} cannot be written: {error.strerror or error}") from error
     return path.parent
 
 
@@ -232,17 +235,14 @@ def _sentence(key: str, fault: Any, tree: Mapping[str, Any]) -> str:
 
 
 def _nearest_key(key: str, keys: Sequence[str]) -> str | None:
-    """The most likely right spelling: the same last word elsewhere, a sibling, a like word elsewhere, anything."""
+    """The most likely right spelling: the same last word elsewhere, a sibling like it, the key most like the whole."""
     parent, _, last = key.rpartition(".")
     siblings = {other.rpartition(".")[2]: other for other in keys if other.rpartition(".")[0] == parent}
     elsewhere = {other.rpartition(".")[2]: other for other in reversed(keys)}
     if last in elsewhere:
         return elsewhere[last]
-    for table in (siblings, elsewhere):
-        close = nearest(last, table)
-        if close:
-            return table[close]
-    return nearest(key, keys)
+    close = nearest(last, siblings)
+    return siblings[close] if close else nearest(key, keys)
 
 
 def setting_keys(tree: Mapping[str, Any]) -> list[str]:

@@ -15,6 +15,7 @@ class Fixed(SplitPolicy):
     """The same logit everywhere. It spends what it spends, so a budget does not change its rule."""
 
     default_rule: ClassVar[str] = "threshold"
+    ranks: ClassVar[bool] = False
     logit: ClassVar[float]
 
     def __init__(self, config: PluginConfig, info: BackboneInfo) -> None:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from split_core.errors import SplitError
 from split_core.task import Target, Task, TaskContext
 from split_core.types import Grid, Layout
 from split_tasks.configs import ClassifyConfig
@@ -55,7 +56,7 @@ class Classify(Task):
         if self.token_head is None:
             return loss
         if target.get("mask") is None:
-            raise ValueError("task.token_loss needs masks, and this data set has none: set task.token_loss=0")
+            raise SplitError("task.token_loss needs masks, and this data set has none: set task.token_loss=0")
         logits = self.token_head(features.patches)
         wanted = self._token_labels(target, features.layout)
         return loss + self.config.token_loss * F.cross_entropy(logits.float(), wanted)
@@ -71,7 +72,7 @@ class Classify(Task):
 
     def _labels(self, output: Tensor, target: Mapping[str, Any]) -> Int[Tensor, " b"]:
         if output.shape[-1] != self.classes:
-            raise ValueError(f"the head has {output.shape[-1]} outputs and the data {self.classes} classes")
+            raise SplitError(f"the head has {output.shape[-1]} outputs and the data {self.classes} classes")
         labels: Tensor = target["label"]
         return labels
 

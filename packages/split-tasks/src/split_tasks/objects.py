@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool
 from torch import Tensor
 
+from split_core.errors import SplitError
 from split_core.types import Grid, Layout
 
 
@@ -24,7 +25,7 @@ def object_cells(
     height, width = rows * patch_size[0], cols * patch_size[1]
     h, w = mask.shape[-2:]
     if h > height or w > width:
-        raise ValueError(f"a mask of {h}x{w} px does not fit into a grid of {height}x{width} px")
+        raise SplitError(f"a mask of {h}x{w} px does not fit into a grid of {height}x{width} px")
     padded = F.pad(mask.float(), (0, width - w, 0, height - h))
     count = F.avg_pool2d(padded[:, None], patch_size)[:, 0] * (patch_size[0] * patch_size[1])
     # Whole pixels: rounding keeps "at least 10%" exact where the mean is not.

@@ -36,6 +36,7 @@ def adapt(session: Session, source: str) -> None:
     if steps:
         _train(session, learner, masks, phase=f"adapt_{source}", steps=steps)
     save_weights(path, learner.modules(), {"source": source, **masks.state_dict()})
+    Checkpoints(session.run_dir / "checkpoints" / f"adapt_{source}", config.checkpoint.keep_last).clear()
 
 
 def own_settings(config: RunConfig, policy: str) -> dict[str, Any]:
@@ -117,7 +118,8 @@ def _train(session: Session, learner: Learner, masks: Masks, *, phase: str, step
         with session.accelerator.autocast():
             result = wrapped(batch["image"], batch["target"], masks, generator)
         session.accelerator.backward(result["loss"])
-        session.accelerator.clip_grad_norm_(wrapped.parameters(), config.adapt.grad_clip)
+        for group in optimizer.param_groups:  # apart: the policy's gradient must not shrink the backbone's step
+            session.accelerator.clip_grad_norm_(group["params"], config.adapt.grad_clip)
         optimizer.step()
         optimizer.zero_grad()
         extra = masks.after(result["token_fraction"].item())
@@ -130,7 +132,6 @@ def _train(session: Session, learner: Learner, masks: Masks, *, phase: str, step
                 "masks": masks.state_dict(),
             }
             checkpoints.save(step + 1, state)
-    checkpoints.clear()
 
 
 def parameter_groups(learner: Learner, config: RunConfig) -> list[dict[str, Any]]:

@@ -97,12 +97,16 @@ def mean_std(values: Sequence[float | int | None]) -> dict[str, float | None] | 
 
 
 def combined(rows: Sequence[Row], other: str) -> dict[str, float | int | None]:
-    """Paired differences to `other` over the seeds that have it."""
+    """Paired differences to `other` over the seeds that have it.
+
+    The combined `se` takes the seeds' test images for independent, as generated data are. Where every seed sees the
+    same images it is too small by up to sqrt(n); read the `std` over seeds there.
+    """
     found = [row["minus"][other] for row in rows if other in row["minus"]]
-    means, errors = [d["mean"] for d in found], [d["se"] or 0.0 for d in found]
+    means, errors = [d["mean"] for d in found], [d["se"] for d in found]
     return {
         "mean": statistics.fmean(means),
-        "se": sum(se * se for se in errors) ** 0.5 / len(found),
+        "se": None if None in errors else sum(se * se for se in errors) ** 0.5 / len(found),
         "std": statistics.stdev(means) if len(means) > 1 else None,
         "seeds": len(found),
     }

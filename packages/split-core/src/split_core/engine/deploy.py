@@ -22,7 +22,7 @@ def deployed(session: Session, method: Method) -> Learner:
     if not path.is_file():
         raise SplitError(f"{path} is missing: train the run first (do=train run_dir={session.run_dir})")
     learner = load_learner(session, method.weights, method.policy, rule=session.config.decision)
-    if method.calibrated and session.config.decision is None:
+    if method.calibrated and session.config.decision in (None, "threshold"):
         config = session.config.eval
         on_test = config.calibrate == "test"
         # Past the images that are evaluated: thresholds follow the evaluated distribution, not the evaluated images.

@@ -37,6 +37,7 @@ def estimate(session: Session) -> None:
     if steps:
         _train(session, learner, estimator, settings, steps)
     save_weights(path, learner.modules(), {"source": name + WARM})
+    Checkpoints(session.run_dir / "checkpoints" / f"estimate_{name}", config.checkpoint.keep_last).clear()
 
 
 def _train(session: Session, learner, estimator: Estimator, settings: EstimatorConfig, steps: int) -> None:  # type: ignore[no-untyped-def]
@@ -84,7 +85,6 @@ def _train(session: Session, learner, estimator: Estimator, settings: EstimatorC
                 step + 1, {"policy": policy, "optimizer": optimizer.state_dict(), "estimator": estimator.state_dict()}
             )
     model.policy = session.accelerator.unwrap_model(model.policy)
-    checkpoints.clear()
 
 
 def _learn(session, model, estimator, images, error_of: ErrorOf, generator, optimizer, grad_clip) -> None:  # type: ignore[no-untyped-def]

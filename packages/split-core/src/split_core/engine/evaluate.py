@@ -132,7 +132,7 @@ def row(
     grid = learner.model.embed.grid(tuple(learner.model.vit.patch_embed.img_size))
     result = {
         "method": method.name, "rho": session.config.budget, "seed": session.config.seed, "images": count,
-        "rule": "calibrated threshold" if method.calibrated and session.config.decision is None
+        "rule": "calibrated threshold" if method.calibrated and session.config.decision in (None, "threshold")
         else learner.model.decision.rule,
         "backbone": method.source, "token_fraction": own.fraction.mean(), metric: own.score.mean(),
         f"{metric}_se": standard_error(own.score), "error": own.error.mean(),

@@ -53,7 +53,9 @@ class RunLog:
                 continue
             if row.get("phase") != phase or row.get("step", 0) < step:
                 lines.append(line)
-        self.path.write_text("".join(f"{line}\n" for line in lines))
+        draft = self.path.with_suffix(".tmp")
+        draft.write_text("".join(f"{line}\n" for line in lines))
+        draft.replace(self.path)
 
     def write(self, phase: str, step: int, numbers: Mapping[str, float]) -> None:
         """One step's numbers, to the file at once and to TensorBoard."""

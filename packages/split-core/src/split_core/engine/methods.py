@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from split_core import registry
 from split_core.config import RunConfig
+from split_core.errors import SplitError
 
 WARM, MATCHED = "_warmstart", "_matched"
 
@@ -44,6 +45,19 @@ def plan(config: RunConfig) -> list[Method]:
     names = [name for name in dict.fromkeys(config.eval.methods) if name != own]
     if learned and own + WARM not in names:
         names.append(own + WARM)
+    for name in names:
+        kind = policy_class(name.removesuffix(WARM))
+        if kind.learned and not name.endswith(WARM):
+            raise SplitError(
+                f"eval.methods: {name} is a learned policy and this run trains {own}; train it in a run of its own "
+                f"and merge the two (do=report report.runs=[...])"
+            )
+        if kind.analysis and not learned:
+            raise SplitError(
+                f"eval.methods: {name} runs on a learned policy's backbone, and policy={own} is not learned"
+            )
+    if policy_class(own).analysis:
+        raise SplitError(f"policy={own} sees labels and is for comparison only; name it in eval.methods")
     rows = [method(name, own if learned else None) for name in [*names, own]]
     if learned and config.eval.calibrate == "test":
         rows.append(replace(rows[-1], name=own + MATCHED, calibrated=True))

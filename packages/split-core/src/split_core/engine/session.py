@@ -19,10 +19,12 @@ from torch import nn
 
 from split_core import registry, resolve
 from split_core.config import RunConfig
+from split_core.decision import check_reachable
 from split_core.engine.checkpoint import load_weights
 from split_core.engine.log import RunLog
 from split_core.errors import SplitError
 from split_core.model import SplitViT, backbone_info, wrap
+from split_core.pyramid import check_waste
 from split_core.task import DataContext, Dataset, ModelContext, Task, TaskContext
 
 logger = logging.getLogger(__name__)
@@ -57,9 +59,11 @@ class Session:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
-        cpu = config.device == "cpu"
+        cpu = check_device(config.device).type == "cpu" and config.device != "auto"
         self.accelerator = Accelerator(cpu=cpu, mixed_precision=config.precision)
         self.device = self.accelerator.device if config.device in ("auto", "cpu") else torch.device(config.device)
+        if self.accelerator.num_processes > 1:
+            raise SplitError("several processes share no work yet; start one process")
         self.run_dir = Path(config.run_dir)
         self._data: dict[str, Dataset] = {}
 
@@ -114,12 +118,36 @@ class Session:
             yield batch["image"].to(self.device)
 
 
+def check_device(name: str) -> torch.device:
+    """The device of this name ("auto" is the CPU here; Accelerate looks for a better one).
+
+    Raises:
+        SplitError: no such device on this machine.
+    """
+    try:
+        device = torch.device("cpu" if name == "auto" else name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise SplitError(f"device={name}: {first}. Use auto, cpu, or cuda on a machine with a GPU") from error
+    return device
+
+
 def open_run(config: RunConfig) -> Session:
     """Build the session, then claim run_dir: a wrong path or file must leave nothing behind."""
     session = Session(config)
-    session.data("train")
-    if config.init is not None:
-        session.learner(config.policy)
+    for split in ("train", "val", config.eval.split):
+        session.data(split)
+    if config.eval.calibrate == "test" and len(session.data(config.eval.split)) <= config.eval.images:
+        raise SplitError(
+            f"eval.calibrate=test needs more images than are evaluated: {config.eval.split} has "
+            f"{len(session.data(config.eval.split))} and eval.images is {config.eval.images}"
+        )
+    model = session.learner(config.policy).model
+    grid = model.embed.grid(tuple(model.vit.patch_embed.img_size))
+    check_waste(grid)
+    for budget in (config.budget, *(config.adapt.budget_range or ())):
+        check_reachable(budget, grid)
     resolve.claim_run_dir(config)
     return session
 

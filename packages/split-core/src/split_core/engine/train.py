@@ -12,8 +12,8 @@ from split_core.engine.session import open_run
 
 def main(config: RunConfig) -> None:
     """Run every phase that is not finished yet, then the evaluation."""
-    session = open_run(config)
     methods = plan(config)
+    session = open_run(config)
     with session.log:
         for source in sources(methods):
             adapt(session, source)

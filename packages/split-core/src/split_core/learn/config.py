@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from split_core.plugins import PluginConfig
 
@@ -25,6 +25,12 @@ class DualConfig(PluginConfig):
     )
 
 
+def check_steps(images: int, batch_size: int) -> None:
+    """Refuse images that do not fill one batch: nothing would be trained and nothing would say so."""
+    if 0 < images < batch_size:
+        raise ValueError(f"images={images} do not fill one batch of {batch_size}; images=0 skips this")
+
+
 class EstimatorConfig(PluginConfig):
     """What every estimator needs to be run by the engine."""
 
@@ -33,6 +39,11 @@ class EstimatorConfig(PluginConfig):
     lr: float = Field(1e-5, gt=0, description="peak learning rate of the policy")
     schedule: Literal["constant", "cosine"] = Field("constant", description="of the learning rate; cosine ends at zero")
     grad_clip: float | None = Field(1.0, gt=0, description="largest gradient norm of the policy; null for no limit")
+
+    @model_validator(mode="after")
+    def _check_steps(self) -> EstimatorConfig:
+        check_steps(self.images, self.batch_size)
+        return self
 
     def decay(self, progress: float) -> float:
         """Factor on `lr` at a share of the run."""
@@ -48,3 +59,13 @@ class PPOConfig(EstimatorConfig):
     entropy_bonus: float = Field(0.0, ge=0, description="weight of the decisions' mean entropy in the objective")
     normalize_advantage: bool = Field(False, description="weigh images by the inverse spread of their rollouts' errors")
     dual: DualConfig = Field(DualConfig(), description="the multiplier of the token budget")
+
+    @model_validator(mode="after")
+    def _check_price(self) -> PPOConfig:
+        steps = self.images // self.batch_size
+        if self.dual.init is None and 0 < steps <= self.dual.price_batches:
+            raise ValueError(
+                f"the {steps} batches of images={self.images} are all spent on measuring the price of a token"
+                f" (dual.price_batches={self.dual.price_batches}); give more images, or dual.init a number"
+            )
+        return self

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from split_core.errors import SplitError
 from split_core.task import DataContext
 
 SPLITS = ("train", "val", "test")
@@ -17,7 +18,7 @@ SPLITS = ("train", "val", "test")
 def check_split(split: str) -> str:
     """`split` itself, or ValueError naming those there are."""
     if split not in SPLITS:
-        raise ValueError(f"split: '{split}' is none of {', '.join(SPLITS)}")
+        raise SplitError(f"split: '{split}' is none of {', '.join(SPLITS)}")
     return split
 
 
@@ -64,9 +65,9 @@ def normalise(images: Float[Tensor, "b ch H W"], context: DataContext) -> Float[
     elif have == 3 and want == 1:
         images = (images * images.new_tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)).sum(1, keepdim=True)
     elif have != want:
-        raise ValueError(f"the model wants {want} channels, these images have {have}")
+        raise SplitError(f"the model wants {want} channels, these images have {have}")
     for name, values in (("mean", context.mean), ("std", context.std)):
         if len(values) not in (1, want):
-            raise ValueError(f"{name} has {len(values)} values for {want} channels")
+            raise SplitError(f"{name} has {len(values)} values for {want} channels")
     mean, std = (images.new_tensor(v).view(1, -1, 1, 1) for v in (context.mean, context.std))
     return (images - mean) / std

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from split_core.errors import SplitError
 from split_core.task import DataContext
 from split_tasks.configs import DigitsConfig
 from split_tasks.data import common
@@ -54,7 +55,7 @@ class Digits:
     def __init__(self, config: DigitsConfig, context: DataContext) -> None:
         self.split = common.check_split(context.split)
         if context.image_size not in (None, (config.size, config.size)):
-            raise ValueError(
+            raise SplitError(
                 f"digits are {config.size}x{config.size} px and the model wants {context.image_size}: use "
                 f"model=digits_vit, or data.size with a model made for it"
             )

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from split_core.errors import SplitError
 from split_tasks.configs import DigitsConfig
 from split_tasks.data.seeded import integer, uniforms
 
@@ -90,10 +91,10 @@ def package_file(package: str, install: str, *parts: str) -> Path:
     """
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise ValueError(f"data=digits needs {install}, which is not installed: pip install split-tasks[digits]")
+        raise SplitError(f"data=digits needs {install}, which is not installed: pip install split-tasks[digits]")
     path = Path(next(iter(spec.submodule_search_locations))).joinpath(*parts)
     if not path.is_file():
-        raise ValueError(f"data=digits: {path} is missing from {install}: pip install --upgrade split-tasks[digits]")
+        raise SplitError(f"data=digits: {path} is missing from {install}: pip install --upgrade split-tasks[digits]")
     return path
 
 
@@ -180,7 +181,7 @@ def lay_out(regions: list[Array], size: int) -> tuple[Array, Array]:
     """One flat array of all regions that hold a crop of `size`, and where each one is."""
     fit = [r for r in regions if min(r.shape) >= size]
     if not fit:
-        raise ValueError(f"data=digits: size {size} is more than any photograph region of this split has")
+        raise SplitError(f"data=digits: size {size} is more than any photograph region of this split has")
     offsets = np.cumsum([0] + [r.size for r in fit[:-1]])
     tiles = np.array([(o, r.shape[1], *r.shape) for o, r in zip(offsets, fit, strict=True)], dtype=np.int64)
     return np.concatenate([r.ravel() for r in fit]), tiles

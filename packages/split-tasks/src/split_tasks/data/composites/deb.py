@@ -9,6 +9,8 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from split_core.errors import SplitError
+
 MAGIC = b"!<arch>\n"
 HEADER = 60
 
@@ -22,16 +24,16 @@ def ar_members(path: Path) -> Iterator[tuple[str, int, int]]:
     end = path.stat().st_size
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
-            raise ValueError(f"{path} is not a Debian package (no ar archive)")
+            raise SplitError(f"{path} is not a Debian package (no ar archive)")
         at = len(MAGIC)
         while at < end:
             file.seek(at)
             header = file.read(HEADER)
             if len(header) < HEADER or header[58:] != b"`\n" or not header[48:58].strip().isdigit():
-                raise ValueError(f"{path} is damaged at byte {at}")
+                raise SplitError(f"{path} is damaged at byte {at}")
             size = int(header[48:58])
             if at + HEADER + size > end:
-                raise ValueError(f"{path} is cut short")
+                raise SplitError(f"{path} is cut short")
             yield header[:16].decode("ascii").rstrip().rstrip("/"), at + HEADER, size
             at += HEADER + size + size % 2  # members start at even bytes
 
@@ -52,9 +54,9 @@ def unpack_python(path: Path, target: Path) -> None:
             with tarfile.open(fileobj=data) as archive:
                 archive.extractall(target, filter="data")
         except tarfile.TarError as error:
-            raise ValueError(f"{path}: cannot unpack {name}: {error}") from None
+            raise SplitError(f"{path}: cannot unpack {name}: {error}") from None
         return
-    raise ValueError(f"{path} holds no data.tar")
+    raise SplitError(f"{path} holds no data.tar")
 
 
 def unpack(path: Path, target: Path) -> None:
@@ -69,4 +71,4 @@ def unpack(path: Path, target: Path) -> None:
         return
     done = subprocess.run([program, "-x", str(path), str(target)], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ValueError(f"{path}: {done.stderr.strip() or 'dpkg-deb failed'}")
+        raise SplitError(f"{path}: {done.stderr.strip() or 'dpkg-deb failed'}")

@@ -19,6 +19,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from split_core.errors import SplitError
 from split_tasks.data.cache import cache_dir, progress, sha256
 from split_tasks.data.composites.catalogue import CUTOUTS, PACKAGES, PHOTOGRAPHS, STAMPS, Package
 from split_tasks.data.composites.deb import unpack
@@ -64,7 +65,7 @@ def obtain(package: Package, folder: Path, debs: Path | None) -> Path:
         if sha256(target) == package.sha256:
             return target
         tried.append(f"{POOL}{package.path} has another hash")
-    raise ValueError(f"cannot get {package.name} {package.version}: {'; '.join(tried)}")
+    raise SplitError(f"cannot get {package.name} {package.version}: {'; '.join(tried)}")
 
 
 def originals(unpacked: Path) -> Iterator[Original]:

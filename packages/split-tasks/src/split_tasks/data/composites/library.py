@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
+from split_core.errors import SplitError
 from split_tasks.data.cache import whole_folder
 from split_tasks.data.composites.colour import main_colour
 
@@ -100,9 +101,9 @@ def read_index(folder: Path) -> list[Piece]:
     try:
         index = json.loads((folder / "index.json").read_text())
     except (OSError, json.JSONDecodeError) as error:
-        raise ValueError(f"{folder} is no library of composites: {error}") from None
+        raise SplitError(f"{folder} is no library of composites: {error}") from None
     if index.get("format") != FORMAT:
-        raise ValueError(f"{folder} was built by another version: delete it and build it again")
+        raise SplitError(f"{folder} was built by another version: delete it and build it again")
     return [Piece(**{**piece, "shape": tuple(piece["shape"])}) for piece in index["pieces"]]
 
 
@@ -131,7 +132,7 @@ def build_library(folder: Path, originals: Iterable[Original]) -> None:
         arrays[kind].append(array.ravel())
         ends[kind] += array.size
     if not pieces:
-        raise ValueError(f"composites: no picture to build {folder.name} from")
+        raise SplitError(f"composites: no picture to build {folder.name} from")
     with whole_folder(folder) as work:
         for kind, parts in ((kind, parts) for kind, parts in arrays.items() if parts):
             np.save(work / f"{kind}s.npy", np.concatenate(parts))
@@ -150,9 +151,9 @@ def cut(path: Path) -> Image.Image | None:
             opaque = "A" not in file.getbands() and "transparency" not in file.info
             image = file.convert("RGBA")
     except (OSError, SyntaxError, ValueError) as error:
-        raise ValueError(f"composites: {path} is not a picture: {error}") from None
+        raise SplitError(f"composites: {path} is not a picture: {error}") from None
     if opaque:
-        raise ValueError(f"composites: the cut-out {path} has no transparency")
+        raise SplitError(f"composites: the cut-out {path} has no transparency")
     if min(image.size) >= FRINGE_FROM:
         rim = Image.new("L", (image.width + 2, image.height + 2))
         rim.paste(image.getchannel("A"), (1, 1))
