@@ -16,6 +16,7 @@ from split_core.config import RunConfig
 from split_core.engine import evaluate, export, train
 from split_core.engine.adapt import learning_rate_factor, parameter_groups
 from split_core.engine.checkpoint import Checkpoints, load_weights, save_weights
+from split_core.engine.deploy import deployed
 from split_core.engine.loader import StepSampler, step_seed
 from split_core.engine.log import RunLog
 from split_core.engine.methods import plan, sources
@@ -212,3 +213,55 @@ def test_learning_rates_by_part_and_frozen_names(tmp_path: Path) -> None:
     assert {id(p) for p in groups[1]["params"]} == {id(named["vit.head.weight"]), id(named["vit.head.bias"])}
     assert [learning_rate_factor(step, 10, 0.2) for step in (0, 1, 2)] == [0.5, 1.0, 1.0]
     assert learning_rate_factor(9, 10, 0.2) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"budget": 0.1}, "budget 0.1 cannot be met"),
+        ({"device": "gpu"}, "device=gpu"),
+        ({"eval": {"methods": ["mlp_parent"]}}, "mlp_parent is a learned policy and this run trains xattn"),
+        ({"policy": "entropy", "eval": {"methods": ["oracle"]}}, "oracle runs on a learned policy's backbone"),
+        ({"policy": "oracle", "eval": {"methods": []}}, "policy=oracle sees labels"),
+        ({"eval": {"calibrate": "test", "images": 20_000}}, "needs more images than are evaluated"),
+        ({"init": "nosuch.safetensors"}, "there is no such file"),
+        ({"stages": 9}, "stages=9: a coarse patch spans"),
+    ],
+)
+def test_what_cannot_be_run_right_is_refused_before_anything_is_written(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    run_dir = tmp_path / "run"
+    with pytest.raises(SplitError, match=message):
+        train.main(configure(run_dir, **changes))
+    assert not run_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"adapt": {"images": 10, "batch_size": 16}}, "do not fill one batch of 16"),
+        ({"estimator": {"images": 32, "batch_size": 16}}, "all spent on measuring the price"),
+        ({"seed": 10**30}, "seed"),
+    ],
+)
+def test_settings_that_would_train_nothing_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SplitError, match=message):
+        configure(tmp_path, **changes)
+
+
+def test_a_run_directory_that_cannot_be_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SplitError, match="cannot be written"):
+        train.main(configure(tmp_path / "file" / "run"))
+
+
+def test_a_run_wide_rule_leaves_dense_dense_and_thresholds_calibrated(straight: Path) -> None:
+    rules = {}
+    for rule in ("image", "threshold"):
+        session = Session(configure(straight, do="eval", decision=rule))
+        methods = {m.name: m for m in plan(session.config)}
+        rules[rule] = {name: deployed(session, methods[name]).model.decision for name in ("dense", "cosine")}
+    assert rules["image"]["dense"].rule == "threshold"
+    assert rules["image"]["cosine"].rule == "image"
+    assert rules["threshold"]["cosine"].offset != 0

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from split_core.decision import Decision
 from split_core.errors import SplitError
-from split_core.model import SplitViT, check_images, wrap
+from split_core.model import SplitViT, check_images, check_options, wrap
 from split_core.policy import SplitPolicy
 from split_core.quadtree import build_layout, uniform_splits
 from split_core.types import Grid, Layout, Splits
@@ -473,3 +473,36 @@ def test_the_layout_type_is_public() -> None:
     assert isinstance(layout, split_core.Layout)
     assert isinstance(layout, Layout)
     assert layout.counts.shape == layout.token_fraction.shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"budget": "0.5"}, "budget='0.5': a number in"),
+        ({"stages": True}, "stages=True: a whole number"),
+        ({"policy": None}, "policy=None: a name"),
+        ({"down": "bicubic"}, "down='bicubic': one of area, bilinear"),
+        ({"pooling": "max"}, "pooling='max': one of area, token"),
+        ({"poolin": "area"}, "Did you mean pooling"),
+    ],
+)
+def test_an_argument_of_another_kind_is_one_clear_line(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(SplitError, match=message):
+        check_options(**{"stages": 1, "policy": "entropy", "budget": None, **arguments})
+
+
+def test_a_wrong_setting_of_a_policy_is_one_clear_line() -> None:
+    with pytest.raises(SplitError, match=r"^policy\.tauu=3: ") as caught:
+        wrap(tiny_vit("vit"), {"name": "entropy", "tauu": 3})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_dense_policy_stays_dense_under_every_rule() -> None:
+    for rule in ("image", "batch", "threshold"):
+        model = wrap(tiny_vit("vit"), "dense", budget=0.5, rule=rule)
+        assert model.tokenize(images(2)).token_fraction.tolist() == [1.0, 1.0]
+
+
+def test_images_in_another_precision_are_named() -> None:
+    with pytest.raises(SplitError, match=r"model is in torch\.float32 and the images in torch\.float64"):
+        wrap(tiny_vit("vit"), "dense")(images(1).double())

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 
+from split_core.errors import SplitError
+
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".jp2"})
 """What counts as a picture in a folder, in any case."""
 
@@ -34,12 +36,12 @@ def read_rgb(path: str | Path) -> Image.Image:
             image = ImageOps.exif_transpose(file)
             return _to_rgb(image)
     except UnidentifiedImageError:
-        raise ValueError(f"{path} is not a picture that can be read") from None
+        raise SplitError(f"{path} is not a picture that can be read") from None
     except FileNotFoundError:
-        raise ValueError(f"no picture {path}") from None
+        raise SplitError(f"no picture {path}") from None
     # Pillow's decoders raise SyntaxError and struct- or zlib-flavoured ValueErrors for damage, by format.
     except (OSError, SyntaxError, ValueError, EOFError, IndexError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
+        raise SplitError(f"{path} cannot be read: {error}") from None
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

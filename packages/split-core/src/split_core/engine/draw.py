@@ -26,7 +26,7 @@ from split_core.engine.calibration import objects_of
 from split_core.engine.deploy import deployed
 from split_core.engine.loader import evaluation_batches, to_device
 from split_core.engine.methods import WARM, is_learned, plan, policy_class
-from split_core.engine.patchmap import draw, to_rgb
+from split_core.engine.patchmap import draw, enlargement, to_rgb
 from split_core.engine.session import Learner, Session
 from split_core.errors import SplitError
 from split_core.model import backbone_info
@@ -175,5 +175,5 @@ def _learners(session: Session) -> dict[str, Learner]:
 
 def _enlarged(pixels: NDArray[Any]) -> Image.Image:
     """The image alone, at the size that `draw` gives it."""
-    times = max(1, -(-SIDE // min(pixels.shape[:2])))
+    times = enlargement(*pixels.shape[:2], SIDE)
     return Image.fromarray(pixels.round().astype(np.uint8).repeat(times, 0).repeat(times, 1))

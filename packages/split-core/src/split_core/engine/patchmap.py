@@ -22,6 +22,8 @@ VEIL = (28.0, 60.0, 110.0)
 OPACITY = 0.5
 LINE = (255.0, 255.0, 255.0)
 LINE_OPACITY = 0.5
+LONGEST = 4096
+"""Pixels of a picture's longer side past which it is not enlarged."""
 
 
 def draw(
@@ -99,7 +101,7 @@ def _picture(pixels: Array, owner: Array, veil: Array, patch: tuple[int, int], s
     grey = pixels @ np.array([0.299, 0.587, 0.114])
     toned = pixels * (1 - weight) + ((1 - OPACITY) * grey[..., None] + OPACITY * np.array(VEIL)) * weight
     toned[token < 0] = 255
-    times = max(1, -(-short_side // min(height, width)))
+    times = enlargement(height, width, short_side)
     toned, token = (array.repeat(times, 0).repeat(times, 1) for array in (toned, token))
     edge = np.zeros(token.shape, dtype=bool)
     edge[1:] |= token[1:] != token[:-1]
@@ -129,3 +131,9 @@ def _patch_size(size: Sequence[int], cells: tuple[int, int], given: int | tuple[
             f" {cells[0]}x{cells[1]} cells"
         )
     return patch
+
+
+def enlargement(height: int, width: int, short_side: int) -> int:
+    """Whole number by which a small picture is enlarged: its shorter side reaches `short_side`, unless the longer one
+    would pass LONGEST (a strip of two pixels' height must not become a wall)."""
+    return max(1, min(-(-short_side // min(height, width)), LONGEST // max(height, width)))
