@@ -175,5 +175,6 @@ def _learners(session: Session) -> dict[str, Learner]:
 
 def _enlarged(pixels: NDArray[Any]) -> Image.Image:
     """The image alone, at the size that `draw` gives it."""
-    times = enlargement(*pixels.shape[:2], SIDE)
+    height, width = pixels.shape[:2]
+    times = enlargement(height, width, SIDE)
     return Image.fromarray(pixels.round().astype(np.uint8).repeat(times, 0).repeat(times, 1))
