@@ -33,7 +33,7 @@ def main(config: RunConfig) -> Path:
     vit = deployed(session, methods[name]).model.unwrap()
     state = {key: value.contiguous().cpu() for key, value in vit.state_dict().items()}
     save_file(
-        state, out, metadata={"run": str(session.run_dir), "model": str(config.model), "source": methods[name].source}
+        state, out, metadata={"run": session.run_dir.name, "model": str(config.model), "source": methods[name].source}
     )
     print(out)
     return out
