@@ -91,7 +91,6 @@ class TaskContext:
 class Task(nn.Module):
     """Base of all tasks. Its parameters (a head, an auxiliary loss) train with the backbone and freeze with it."""
 
-    higher_is_better: bool = True
     metric_name: str = ""
 
     def output(self, model: SplitViT, features: Features) -> Any:

@@ -67,8 +67,10 @@ class AdaptStep(nn.Module):
     ) -> dict[str, Tensor]:
         pyramid = self.model.pyramid(images)
         splits = masks(pyramid.detach(), images, generator)
-        fraction = build_layout(splits, pyramid.valid).token_fraction.mean()
-        layout = build_layout(self._some_dense(splits, generator), pyramid.valid)
+        layout = build_layout(splits, pyramid.valid)
+        fraction = layout.token_fraction.mean()  # of the masks themselves: tau follows it
+        if self.dense_fraction:
+            layout = build_layout(self._some_dense(splits, generator), pyramid.valid)
         features = self.model.encode(pyramid, layout)
         output = self.task.output(self.model, features)
         loss = self.task.loss(output, target, features)
@@ -84,8 +86,6 @@ class AdaptStep(nn.Module):
 
     def _some_dense(self, splits: Splits, generator: torch.Generator) -> Splits:
         """Let a share of the images keep every fine token, so that the dense accuracy is not forgotten."""
-        if not self.dense_fraction:
-            return splits
         rows = torch.rand(splits.batch, generator=generator).lt(self.dense_fraction).to(splits.masks[0].device)
         return Splits(tuple(mask | rows[:, None, None] for mask in splits.masks), splits.grid)
 

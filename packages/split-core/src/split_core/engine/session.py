@@ -21,6 +21,7 @@ from split_core import registry, resolve
 from split_core.config import RunConfig
 from split_core.decision import check_reachable
 from split_core.engine.checkpoint import load_weights
+from split_core.engine.loader import evaluation_batches
 from split_core.engine.log import RunLog
 from split_core.errors import SplitError
 from split_core.model import SplitViT, backbone_info, wrap
@@ -112,8 +113,6 @@ class Session:
 
     def images(self, split: str, batch_size: int, limit: int) -> Iterator[torch.Tensor]:
         """Images of the first `limit` samples of a split, on the device."""
-        from split_core.engine.loader import evaluation_batches
-
         for batch in evaluation_batches(self.data(split), batch_size, range(limit), workers=self.config.workers):
             yield batch["image"].to(self.device)
 
