@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from split_core.attention.masked import MaskedAttention
 from split_core.attention.sdpa import SdpaAttention
-from split_core.backbone.blocks import drop_path, probe, run_block
+from split_core.backbone.blocks import Stream, drop_path, probe, run_block
 from split_core.backbone.check import check_backbone
 from split_core.errors import SplitError
-from split_core.model import wrap
 from split_core.packing import Segments
+from split_core.wrapping import wrap
 from tiny import FAMILIES, Bright, images, jitter, tiny_vit
 
 
@@ -32,7 +32,7 @@ def segments_of(*lengths: int) -> Segments:
 def test_a_packed_block_is_the_block_on_each_image_alone(family: str, backend) -> None:
     block = tiny_vit(family).blocks[0]
     x = torch.randn(12, 32, generator=torch.Generator().manual_seed(0))
-    packed = run_block(block, x, segments_of(3, 7, 2), backend)
+    packed = run_block(block, x, Stream(segments_of(3, 7, 2), backend))
     alone = torch.cat([block(part[None])[0] for part in x.split([3, 7, 2])])
     torch.testing.assert_close(packed, alone, atol=1e-5, rtol=1e-5)
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from split_core.calibrate import Scores, calibrate, offset_for, scores
 from split_core.decision import Decision
 from split_core.errors import SplitError
-from split_core.model import wrap
 from split_core.quadtree import build_layout
 from split_core.types import Grid
+from split_core.wrapping import wrap
 from strategies import grids, random_logits, seeds, validity_of
 from tiny import Bright, images, tiny_vit
 

@@ -13,16 +13,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from split_core.decision import Decision, log_prob
+from split_core.features import Features
 from split_core.learn import ppo as ppo_module
 from split_core.learn.config import DualConfig, PPOConfig
 from split_core.learn.dual import Dual, Threshold, token_price
 from split_core.learn.estimator import EstimatorContext
 from split_core.learn.ppo import PPO, advantage, image_weight, ppo_loss, sample_rollouts
 from split_core.learn.warmstart import imitation_loss, pseudo_labels, start_tau
-from split_core.model import Features, SplitViT, wrap
+from split_core.model import SplitViT
 from split_core.policy import SplitPolicy, StageView
 from split_core.quadtree import build_layout, leaf_scale
 from split_core.types import Grid, Pyramid, Splits
+from split_core.wrapping import wrap
 from strategies import Case, cases, random_logits, random_pyramid, seeds
 from tiny import Bright, Linear, images, jitter, tiny_vit
 

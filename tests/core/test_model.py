@@ -17,10 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from split_core.decision import Decision
 from split_core.errors import SplitError
-from split_core.model import SplitViT, check_images, check_options, wrap
+from split_core.model import SplitViT, check_images
 from split_core.policy import SplitPolicy
 from split_core.quadtree import build_layout, uniform_splits
 from split_core.types import Grid, Layout, Splits
+from split_core.wrapping import check_options, wrap
 from strategies import bits
 from tiny import FAMILIES, Bright, Everywhere, Linear, Logits, images, jitter, relative, tiny_vit
 

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from split_core.engine.patchmap import draw
-    from split_core.model import SplitViT, wrap
+    from split_core.model import SplitViT
     from split_core.types import Grid, Layout, Pyramid, Splits
+    from split_core.wrapping import wrap
 
 __all__ = ["Grid", "Layout", "Pyramid", "SplitViT", "Splits", "draw", "wrap"]
 
 
 def __getattr__(name: str) -> Any:
-    homes = {"draw": "engine.patchmap", "SplitViT": "model", "wrap": "model"}
+    homes = {"draw": "engine.patchmap", "SplitViT": "model", "wrap": "wrapping"}
     if name not in __all__:
         raise AttributeError(f"module 'split_core' has no attribute {name!r}")
     return getattr(importlib.import_module(f"split_core.{homes.get(name, 'types')}"), name)

@@ -2,59 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float
-from pydantic import ValidationError
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from split_core import registry
 from split_core.attention import choose_backend
-from split_core.backbone.blocks import BLOCKS
+from split_core.backbone.blocks import BLOCKS, Stream
 from split_core.backbone.check import check_backbone
-from split_core.decision import Decision, Rule
-from split_core.errors import SplitError, unknown
-from split_core.packing import Packed, area_mean, dense_map, pack, token_mean
-from split_core.policy import BackboneInfo, SplitPolicy, StageView
+from split_core.decision import Decision
+from split_core.errors import SplitError
+from split_core.features import Features, Pooling
+from split_core.packing import Packed, carry, coarse_map, pack
+from split_core.policy import SplitPolicy, StageView
 from split_core.positions import PositionTable
 from split_core.pyramid import Down, PyramidEmbed
-from split_core.quadtree import build_layout
-from split_core.types import Layout, Pyramid, Splits
-
-Pooling = Literal["area", "token"]
-
-
-@dataclass(frozen=True)
-class Features:
-    """What the backbone made of a batch.
-
-    Args:
-        tokens: (T, d) after the final norm, prefix tokens included.
-        packed: where each token stands.
-        layout: what each patch token covers.
-    """
-
-    tokens: Float[Tensor, "T d"]
-    packed: Packed
-    layout: Layout
-
-    @property
-    def patches(self) -> Float[Tensor, "t d"]:
-        """Patch tokens in the layout's order."""
-        return self.tokens.index_select(0, self.packed.patch_index)
-
-    @property
-    def prefix(self) -> Float[Tensor, "b k d"]:
-        """Class and register tokens."""
-        return self.tokens[self.packed.prefix_index]
-
-    def dense(self) -> Float[Tensor, "b d r c"]:
-        """A value for every fine cell of the canvas: that of the token over it."""
-        return dense_map(self.patches, self.layout)
+from split_core.quadtree import build_layout, coarse_layout
+from split_core.types import Layout, Look, Pyramid, Splits
 
 
 class SplitViT(nn.Module):
@@ -104,6 +71,14 @@ class SplitViT(nn.Module):
             layout = self.decide(pyramid, images)
         return self.encode(pyramid, layout)
 
+    def features(
+        self, images: Float[Tensor, "b ch H W"], taps: Sequence[int], layout: Layout | None = None
+    ) -> tuple[Float[Tensor, "b d r c"], ...]:
+        """Dense maps of the tokens after the blocks numbered `taps`, rising: what dense heads read (Sec. 4.3)."""
+        pyramid = self.pyramid(images)
+        features = self.encode(pyramid, layout or self.decide(pyramid, images), taps=taps)
+        return tuple(features.dense(tap) for tap in range(len(taps)))
+
     def tokenize(self, images: Float[Tensor, "b ch H W"], **seen: Any) -> Layout:
         """The decisions only. `seen`: objects=, generator= for policies that use them (see `StageView`)."""
         return self.decide(self.pyramid(images), images, **seen)
@@ -111,7 +86,28 @@ class SplitViT(nn.Module):
     def pyramid(self, images: Float[Tensor, "b ch H W"], valid: Bool[Tensor, "b r c"] | None = None) -> Pyramid:
         """Embeddings of every patch at every scale (Sec. 3.1)."""
         check_images(images, self.embed.proj.in_channels, self.embed.proj.weight.dtype)
-        return self.embed(images, valid)
+        pyramid = self.embed(images, valid)
+        return replace(pyramid, look=self.look(pyramid)) if self.depth else pyramid
+
+    @property
+    def depth(self) -> int:
+        """Blocks that the coarsest patches pass before anything is decided (`SplitPolicy.depth`)."""
+        return _bare(self.policy).depth
+
+    @property
+    def carries(self) -> bool:
+        """Whether the mixed sequence goes on from there (`SplitPolicy.carries`)."""
+        return _bare(self.policy).carries
+
+    def look(self, pyramid: Pyramid) -> Look:
+        """The coarsest patches through the first blocks; under no_grad where the result only serves decisions."""
+        layout = coarse_layout(pyramid.grid, pyramid.batch, pyramid.valid, pyramid.levels[0].device)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.carries):
+            packed = self.pack(pyramid, layout)
+            after, _ = self.run(packed.tokens, self.stream(packed), stop=self.depth)
+            change = after - packed.tokens
+            tokens, patch_change = (coarse_map(x.index_select(0, packed.patch_index), layout) for x in (after, change))
+            return Look(tokens, patch_change, change[packed.prefix_index])
 
     def logits(
         self, pyramid: Pyramid, images: Float[Tensor, "b ch H W"], **seen: Any
@@ -130,27 +126,57 @@ class SplitViT(nn.Module):
         logits = self.logits(pyramid, images, **seen)
         return self.decision(logits, pyramid.grid, pyramid.valid, seen.get("generator"))
 
-    def encode(self, pyramid: Pyramid, layout: Layout) -> Features:
-        """Pack the tokens of `layout` and run the blocks. A layout of K * b images reads a pyramid of b."""
-        packed = pack(pyramid, layout, self.positions.patches(pyramid.grid), self.positions.prefix())
-        x = self.vit.norm_pre(self.vit.pos_drop(packed.tokens))
-        backend = choose_backend(self.attention, x.device, _kernel_dtype(x))
-        for block in self.vit.blocks:
-            x = BLOCKS[type(block)](block, x, packed.segments, backend)
+    def encode(self, pyramid: Pyramid, layout: Layout, *, taps: Sequence[int] = ()) -> Features:
+        """Pack the tokens of `layout` and run the blocks. A layout of K * b images reads a pyramid of b.
+
+        Args:
+            taps: numbers of the blocks whose output is wanted too, rising.
+        """
+        packed = self.pack(pyramid, layout)
+        x, start = packed.tokens, 0
+        if self.carries:
+            assert pyramid.look is not None
+            x, start = carry(pyramid.look, packed, layout), self.depth
+        x, tapped = self.run(x, self.stream(packed), start=start, taps=taps)
         self.layout = layout
-        return Features(self.vit.norm(x), packed, layout)
+        return Features(self.vit.norm(x), packed, layout, tapped)
+
+    def pack(self, pyramid: Pyramid, layout: Layout) -> Packed:
+        """The tokens of `layout` as they enter the first block."""
+        packed = pack(pyramid, layout, self.positions.patches(pyramid.grid), self.positions.prefix())
+        return replace(packed, tokens=self.vit.norm_pre(self.vit.pos_drop(packed.tokens)))
+
+    def stream(self, packed: Packed) -> Stream:
+        """What the blocks must know of a packed batch."""
+        backend = choose_backend(self.attention, packed.tokens.device, _kernel_dtype(packed.tokens))
+        return Stream(packed.segments, backend)
+
+    def run(
+        self, x: Float[Tensor, "T d"], stream: Stream, *, start: int = 0, stop: int | None = None,
+        taps: Sequence[int] = (),
+    ) -> tuple[Float[Tensor, "T d"], tuple[Tensor, ...]]:  # fmt: skip
+        """Blocks start .. stop - 1, and the tokens after those of `taps`.
+
+        Raises:
+            SplitError: a tap is none of these blocks.
+        """
+        stop = len(self.vit.blocks) if stop is None else stop
+        for tap in taps:
+            if not start <= tap < stop:
+                raise SplitError(f"tap {tap}: the mixed sequence passes blocks {start} to {stop - 1}")
+        tapped = []
+        for index, block in enumerate(self.vit.blocks[start:stop], start=start):
+            x = BLOCKS[type(block)](block, x, stream)
+            if index in taps:
+                tapped.append(x)
+        return x, tuple(tapped)
 
     def forward_head(self, features: Features) -> Tensor:
         """The timm model's own head on the pooled tokens."""
         vit = self.vit
         if vit.global_pool == "token":
             return vit.forward_head(features.prefix)
-        mean = area_mean if self.pooling == "area" else token_mean
-        pooled = mean(features.patches, features.layout)
-        if getattr(vit, "pool_include_prefix", False):
-            cells = features.layout.valid_cells[:, None] if self.pooling == "area" else features.layout.counts[:, None]
-            k = features.prefix.shape[1]
-            pooled = (pooled * cells + features.prefix.sum(1)) / (cells + k)
+        pooled = features.mean(self.pooling, prefix=getattr(vit, "pool_include_prefix", False))
         return vit.head(vit.head_drop(vit.fc_norm(pooled)))
 
     def unwrap(self) -> nn.Module:
@@ -159,73 +185,6 @@ class SplitViT(nn.Module):
 
     def __getstate__(self) -> dict:  # type: ignore[type-arg]
         return {**self.__dict__, "layout": None}
-
-
-def wrap(
-    model: nn.Module, policy: str | Mapping[str, Any] | SplitPolicy = "entropy", *, stages: int = 1,
-    budget: float | None = None, rule: Rule | None = None, **options: Any,
-) -> SplitViT:  # fmt: skip
-    """Give a timm Vision Transformer adaptive patches.
-
-    Args:
-        model: a timm VisionTransformer. It is used as it is, not copied.
-        policy: registered name, {"name": ..., setting: value}, or a SplitPolicy.
-        stages: S, how often a coarse patch may split: coarse patches have side 2^S p.
-        budget: token fraction rho to aim at.
-        rule: decision rule (see `split_core.decision`). By default a learned policy splits where its
-            probability exceeds one half; an unlearned one spends the budget of each image exactly, best first.
-        options: attention, down, pooling, antialias of `SplitViT`.
-
-    Raises:
-        SplitError: the model cannot be wrapped, or a name or value is wrong; the message says which.
-    """
-    check_options(stages=stages, policy=policy, budget=budget, **options)
-    vit = check_backbone(model)
-    if isinstance(policy, SplitPolicy):
-        scorer = policy
-    else:
-        try:
-            scorer = registry.build("policy", policy, backbone_info(vit, stages=stages, budget=budget))
-        except ValidationError as error:
-            fault = error.errors()[0]
-            raise SplitError(f"policy.{'.'.join(map(str, fault['loc']))}={fault['input']!r}: {fault['msg']}") from error
-    if not scorer.ranks or (rule is None and budget is None):
-        rule = "threshold"
-    elif rule is None:
-        rule = cast(Rule, scorer.default_rule)
-    decision = Decision(rule, budget)
-    weight = vit.patch_embed.proj.weight
-    scorer.to(weight.device, weight.dtype)
-    return SplitViT(vit, scorer, stages=stages, decision=decision, **options)
-
-
-OPTIONS: dict[str, tuple[Any, ...]] = {
-    "attention": (str,), "down": get_args(Down), "pooling": get_args(Pooling), "antialias": (True, False)
-}  # fmt: skip
-"""What `wrap` passes on, and the values each may have (a type where any value of it may)."""
-
-
-def check_options(*, stages: Any, policy: Any, budget: Any, **options: Any) -> None:
-    """One clear line for an argument of `wrap` that is of the wrong kind."""
-    if not isinstance(stages, int) or isinstance(stages, bool) or stages < 1:
-        raise SplitError(f"stages={stages!r}: a whole number of at least 1 is needed")
-    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int | float)):
-        raise SplitError(f"budget={budget!r}: a number in (0, 1] is needed, or None")
-    if not isinstance(policy, str | Mapping | SplitPolicy):
-        raise SplitError(f"policy={policy!r}: a name, a mapping with a name, or a SplitPolicy is needed")
-    for name, value in options.items():
-        if name not in OPTIONS:
-            raise SplitError(unknown("option of wrap", name, OPTIONS))
-        allowed = OPTIONS[name]
-        if not (isinstance(value, str) if allowed == (str,) else value in allowed):
-            raise SplitError(f"{name}={value!r}: one of {', '.join(map(str, allowed))} is needed")
-
-
-def backbone_info(vit: VisionTransformer, *, stages: int, budget: float | None) -> BackboneInfo:
-    """What policies may know of a timm model."""
-    config = getattr(vit, "pretrained_cfg", None) or {}
-    mean, std = (tuple(config.get(key) or (0.5, 0.5, 0.5)) for key in ("mean", "std"))
-    return BackboneInfo(vit.embed_dim, tuple(vit.patch_embed.patch_size), stages, budget, mean, std)
 
 
 def check_images(images: Tensor, channels: int, dtype: torch.dtype = torch.float32) -> None:
@@ -244,6 +203,11 @@ def check_images(images: Tensor, channels: int, dtype: torch.dtype = torch.float
         raise SplitError(f"the model is in {dtype} and the images in {images.dtype}; convert one, or use autocast")
     if min(images.shape[-2:]) < 1:
         raise SplitError(f"images have no pixels: shape {tuple(images.shape)}")
+
+
+def _bare(policy: nn.Module) -> SplitPolicy:
+    """The policy inside a data-parallel wrapper."""
+    return cast(SplitPolicy, getattr(policy, "module", policy))
 
 
 def _kernel_dtype(x: Tensor) -> torch.dtype:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from split_core.types import Layout, Pyramid
+from split_core.types import Layout, Look, Pyramid
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,25 @@ def pack(
     tokens = tokens.index_copy(0, patch_index, patches)
     tokens = tokens.index_copy(0, prefix_index.flatten(), prefix.to(patches.dtype).repeat(layout.batch, 1))
     return Packed(tokens, segments, patch_index, prefix_index)
+
+
+def carry(look: Look, packed: Packed, layout: Layout) -> Float[Tensor, "T d"]:
+    """The packed tokens as they enter the block after the look: each plus what its coarse ancestor learned there.
+
+    A coarse token thus goes on with exactly what the blocks computed. Rollouts share the look of their image.
+    """
+    batch, cells, dim = look.change.shape
+    rows = (layout.image % batch) * cells + layout.ancestor
+    tokens = packed.tokens.index_add(0, packed.patch_index, look.change.reshape(-1, dim).index_select(0, rows))
+    prefix = look.prefix_change.repeat(layout.batch // max(batch, 1), 1, 1).flatten(0, 1)
+    return tokens.index_add(0, packed.prefix_index.flatten(), prefix)
+
+
+def coarse_map(values: Float[Tensor, "t d"], layout: Layout) -> Float[Tensor, "b n d"]:
+    """Values of an all-coarse layout on the coarse grid, raster order; zero for cells without picture."""
+    cells, dim = layout.grid.size(layout.grid.stages), values.shape[1]
+    rows = layout.image * cells + layout.ancestor
+    return values.new_zeros(layout.batch * cells, dim).index_copy(0, rows, values).view(layout.batch, cells, dim)
 
 
 def dense_map(values: Float[Tensor, "t d"], layout: Layout) -> Float[Tensor, "b d r c"]:

@@ -17,7 +17,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from split_core.types import Grid, Pyramid
+from split_core.errors import SplitError
+from split_core.types import Grid, Pyramid, upsample
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class BackboneInfo:
         budget: token fraction aimed at, or None.
         mean, std: the normalisation of the images that the model sees (per channel), so that pixel
             heuristics can undo it.
+        blocks: L, the blocks of the backbone.
     """
 
     dim: int
@@ -39,6 +41,7 @@ class BackboneInfo:
     budget: float | None = None
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    blocks: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,21 @@ class StageView:
         """z^c: embeddings of their four children. Computed at each access: read it once."""
         return self.pyramid.children(self.scale)
 
+    @property
+    def context(self) -> Float[Tensor, "b n d"]:
+        """For each parent the coarsest token over it after the first `SplitPolicy.depth` blocks.
+
+        Raises:
+            SplitError: the policy looks through no block.
+        """
+        look, grid = self.pyramid.look, self.grid
+        if look is None:
+            raise SplitError("view.context needs a policy with depth >= 1: the blocks that the coarse patches pass")
+        if self.scale == grid.stages:
+            return look.tokens
+        tokens = look.tokens.transpose(1, 2).unflatten(2, grid.shape(grid.stages))
+        return upsample(tokens, 1 << (grid.stages - self.scale)).flatten(2).transpose(1, 2)
+
 
 class SplitPolicy(nn.Module):
     """Base of all policies.
@@ -84,6 +102,13 @@ class SplitPolicy(nn.Module):
         ranks: its logits order the parents; without that a budget cannot be spent best first, and every rule is
             `threshold`.
         stochastic: it draws at random, so its numbers are means over draws.
+
+    Attributes (not in the paper; 0 and False are the paper's pipeline):
+        depth: blocks of the backbone through which the coarsest patches go before anything is decided; the policy
+            then finds them in `StageView.context`.
+        carries: go on from there: the coarse tokens keep what those blocks computed, the children of split parents
+            join them with their own embedding plus what their coarse ancestor learned, and only the remaining
+            blocks run on the mixed sequence. Otherwise the look serves the decision only.
     """
 
     learned: ClassVar[bool] = False
@@ -91,6 +116,8 @@ class SplitPolicy(nn.Module):
     analysis: ClassVar[bool] = False
     ranks: ClassVar[bool] = True
     stochastic: ClassVar[bool] = False
+    depth: int = 0
+    carries: bool = False
 
     def forward(self, view: StageView) -> Float[Tensor, "b n"]:
         """Logits of the parents at view.scale; positive means split.

@@ -7,6 +7,8 @@ backbone (and a causal language model) wants; an image's tokens are then one con
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -139,6 +141,19 @@ def uniform_splits(grid: Grid, batch: int, *, split: bool, device: torch.device 
     """Every parent splits (all fine: the dense ViT) or none does (all coarse)."""
     shapes = (grid.shape(s) for s in range(1, grid.stages + 1))
     return Splits(tuple(torch.full((batch, *shape), split, device=device) for shape in shapes), grid)
+
+
+def coarse_layout(grid: Grid, batch: int, valid: Bool[Tensor, "b r c"] | None, device: torch.device) -> Layout:
+    """The partition in which nothing splits; without `valid` it depends on sizes alone and is kept between calls."""
+    if valid is not None:
+        return build_layout(uniform_splits(grid, batch, split=False, device=device), valid)
+    return _coarse_layout(grid, batch, device)
+
+
+@lru_cache(maxsize=8)
+def _coarse_layout(grid: Grid, batch: int, device: torch.device) -> Layout:
+    with torch.inference_mode(False):  # its indices may serve training later
+        return build_layout(uniform_splits(grid, batch, split=False, device=device))
 
 
 def _owner(anchor: Bool[Tensor, "b r c"], scale: Int[Tensor, "b r c"], grid: Grid) -> Int[Tensor, "b r c"]:

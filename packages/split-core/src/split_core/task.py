@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from split_core.types import Grid
 
 if TYPE_CHECKING:
-    from split_core.model import Features, SplitViT
+    from split_core.features import Features
+    from split_core.model import SplitViT
 
 Target = Mapping[str, Any]
 """Labels of a batch: "label" (b,), "mask" (b, H, W) ...; tensors lead with b, ragged ones are lists of b."""

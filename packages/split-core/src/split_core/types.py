@@ -57,6 +57,25 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class Look:
+    """What the first blocks of the backbone make of the coarsest patches: context to decide by (not in the paper).
+
+    Args:
+        tokens: (b, n_S, d) coarse tokens after those blocks; zero for cells without picture.
+        change: (b, n_S, d) what the blocks added to each.
+        prefix_change: (b, k, d) the same for the prefix tokens.
+    """
+
+    tokens: Float[Tensor, "b n d"]
+    change: Float[Tensor, "b n d"]
+    prefix_change: Float[Tensor, "b k d"]
+
+    def detach(self) -> Look:
+        """The same values outside the autograd graph."""
+        return Look(self.tokens.detach(), self.change.detach(), self.prefix_change.detach())
+
+
+@dataclass(frozen=True)
 class Pyramid:
     """Pre-positional embeddings of every patch at every scale (Sec. 3.1).
 
@@ -64,11 +83,13 @@ class Pyramid:
         levels: S + 1 tensors (b, n_s, d), fine first, each in raster order of its grid.
         grid: the sizes.
         valid: (b, r, c) fine cells that hold picture; None when all do.
+        look: the coarse level through the first blocks, where the policy wants it (`SplitPolicy.depth`).
     """
 
     levels: tuple[Float[Tensor, "b _ d"], ...]
     grid: Grid
     valid: Bool[Tensor, "b r c"] | None = None
+    look: Look | None = None
 
     @property
     def batch(self) -> int:
@@ -84,7 +105,8 @@ class Pyramid:
 
     def detach(self) -> Pyramid:
         """The same values outside the autograd graph (a policy never trains the backbone in PPO)."""
-        return Pyramid(tuple(level.detach() for level in self.levels), self.grid, self.valid)
+        look = None if self.look is None else self.look.detach()
+        return Pyramid(tuple(level.detach() for level in self.levels), self.grid, self.valid, look)
 
 
 @dataclass(frozen=True)
@@ -164,6 +186,12 @@ class Layout:
         sizes = [(self.grid.offset(s), self.grid.shape(s)[1]) for s in range(self.grid.stages + 1)]
         table = torch.tensor(sizes, device=self.scale.device)[self.scale]
         return table[:, 0] + (self.row >> self.scale) * table[:, 1] + (self.col >> self.scale)
+
+    @cached_property
+    def ancestor(self) -> Int[Tensor, " t"]:
+        """The coarsest cell over each token, in raster order of the coarse grid."""
+        stages = self.grid.stages
+        return (self.row >> stages) * self.grid.shape(stages)[1] + (self.col >> stages)
 
     @cached_property
     def area(self) -> Int[Tensor, " t"]:

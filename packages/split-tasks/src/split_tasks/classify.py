@@ -17,7 +17,8 @@ from split_tasks.configs import ClassifyConfig
 from split_tasks.objects import object_cells, object_tokens
 
 if TYPE_CHECKING:
-    from split_core.model import Features, SplitViT
+    from split_core.features import Features
+    from split_core.model import SplitViT
 
 
 class Classify(Task):

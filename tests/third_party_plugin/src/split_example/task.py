@@ -12,7 +12,8 @@ from split_core.task import Target, Task, TaskContext
 from split_example.configs import QuadrantConfig
 
 if TYPE_CHECKING:
-    from split_core.model import Features, SplitViT
+    from split_core.features import Features
+    from split_core.model import SplitViT
 
 
 class Quadrant(Task):

@@ -8,6 +8,7 @@ ends, are spelled out here. Each executor serves exactly one class (a subclass m
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,22 +22,36 @@ from split_core.attention.masked import MaskedAttention
 from split_core.errors import SplitError
 from split_core.packing import Segments
 
-Executor = Callable[[Any, Tensor, Segments, AttentionBackend], Tensor]
+
+@dataclass(frozen=True)
+class Stream:
+    """What a block must know of a packed sequence besides its tokens.
+
+    Args:
+        segments: where each image lies.
+        attention: mixes the tokens of an image.
+    """
+
+    segments: Segments
+    attention: AttentionBackend
 
 
-def run_block(block: Any, x: Float[Tensor, "T d"], segments: Segments, backend: AttentionBackend) -> Tensor:
+Executor = Callable[[Any, Tensor, Stream], Tensor]
+
+
+def run_block(block: Any, x: Float[Tensor, "T d"], stream: Stream) -> Tensor:
     """Pre-norm block: x + attention(norm x), then x + MLP(norm x), with LayerScale and per-image DropPath."""
-    attended = ATTENTION[type(block.attn)](block.attn, block.norm1(x), segments, backend)
-    x = x + drop_path(block.drop_path1, block.ls1(attended), segments)
-    return x + drop_path(block.drop_path2, block.ls2(block.mlp(block.norm2(x))), segments)
+    attended = ATTENTION[type(block.attn)](block.attn, block.norm1(x), stream)
+    x = x + drop_path(block.drop_path1, block.ls1(attended), stream.segments)
+    return x + drop_path(block.drop_path2, block.ls2(block.mlp(block.norm2(x))), stream.segments)
 
 
-def run_attention(attn: Any, x: Float[Tensor, "T d"], segments: Segments, backend: AttentionBackend) -> Tensor:
+def run_attention(attn: Any, x: Float[Tensor, "T d"], stream: Stream) -> Tensor:
     """Multi-head attention with q/k norms, output norm and gate where the module has them."""
     q, k, v = attn.qkv(x).unflatten(-1, (3, attn.num_heads, -1)).unbind(1)
     q, k = attn.q_norm(q), attn.k_norm(k)
     dropout = attn.attn_drop.p if attn.training else 0.0
-    out = backend.attend(q, k, v, segments, scale=attn.scale, dropout=dropout).flatten(1)
+    out = stream.attention.attend(q, k, v, stream.segments, scale=attn.scale, dropout=dropout).flatten(1)
     out = attn.norm(out) if hasattr(attn, "norm") else out
     if getattr(attn, "gate", None) is not None:
         out = out * attn.gate(x).sigmoid()
@@ -81,7 +96,8 @@ def probe(block: Any, index: int, dim: int, tolerance: float = 1e-4) -> None:
     try:
         with torch.no_grad():
             expected = block(x).flatten(0, 1)
-            packed = BLOCKS[type(block)](block, x.flatten(0, 1), Segments(cu_seqlens, (5, 5), 5), MaskedAttention())
+            stream = Stream(Segments(cu_seqlens, (5, 5), 5), MaskedAttention())
+            packed = BLOCKS[type(block)](block, x.flatten(0, 1), stream)
     finally:
         for module, training in modes:
             module.training = training

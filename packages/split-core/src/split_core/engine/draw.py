@@ -29,8 +29,8 @@ from split_core.engine.methods import WARM, is_learned, plan, policy_class
 from split_core.engine.patchmap import draw, enlargement, to_rgb
 from split_core.engine.session import Learner, Session
 from split_core.errors import SplitError
-from split_core.model import backbone_info
 from split_core.pictures import read_rgb
+from split_core.wrapping import backbone_info
 
 SIDE, GAP, TOP, CAPTION, LEFT, DPI = 200, 10, 30, 22, 8, 100
 """Of a sheet, in pixels: pictures, space between them, title line, caption line, left edge; and per inch."""

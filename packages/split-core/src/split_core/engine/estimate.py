@@ -10,9 +10,9 @@ from split_core.engine.checkpoint import Checkpoints, save_weights
 from split_core.engine.loader import step_seed, to_device, training_batches
 from split_core.engine.methods import WARM
 from split_core.engine.session import Session
+from split_core.features import Features
 from split_core.learn.config import EstimatorConfig
 from split_core.learn.estimator import ErrorOf, Estimator, EstimatorContext
-from split_core.model import Features
 from split_core.task import repeat_target
 
 
@@ -71,7 +71,7 @@ def _train(session: Session, learner, estimator: Estimator, settings: EstimatorC
         images, target = batch["image"], batch["target"]
 
         def error_of(features: Features, target=target, images=images) -> torch.Tensor:  # type: ignore[no-untyped-def]
-            times = features.layout.batch // images.shape[0]
+            times = features.batch // images.shape[0]
             return task.error(task.output(model, features), repeat_target(target, times))
 
         for group in optimizer.param_groups:

@@ -24,9 +24,10 @@ from split_core.engine.checkpoint import load_weights
 from split_core.engine.loader import evaluation_batches
 from split_core.engine.log import RunLog
 from split_core.errors import SplitError
-from split_core.model import SplitViT, backbone_info, wrap
+from split_core.model import SplitViT
 from split_core.pyramid import check_waste
 from split_core.task import DataContext, Dataset, ModelContext, Task, TaskContext
+from split_core.wrapping import backbone_info, wrap
 
 logger = logging.getLogger(__name__)
 

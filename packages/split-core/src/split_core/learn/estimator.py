@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from split_core.model import Features, SplitViT
+from split_core.features import Features
+from split_core.model import SplitViT
 
 ErrorOf = Callable[[Features], Float[Tensor, " b"]]
 """E(x, M) per image, or per rollout when the features hold K * b of them (row k * b + i is image i)."""
