@@ -96,4 +96,4 @@ def images(batch: int, height: int = 32, width: int | None = None, *, seed: int 
 
 def relative(value: Tensor, expected: Tensor) -> float:
     """Norm of the difference as a share of the expected norm."""
-    return float((value - expected).norm() / expected.norm().clamp_min(1e-12))
+    return float((value - expected).detach().norm() / expected.norm().clamp_min(1e-12))

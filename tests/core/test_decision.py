@@ -228,6 +228,13 @@ def test_sample_follows_its_generator() -> None:
     assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
+def holds_picture(case: Case, image: int, scale: int, row: int, col: int) -> bool:
+    """Whether any fine cell under a parent does."""
+    side = 1 << scale
+    block = case.holds_picture[image, row * side : (row + 1) * side, col * side : (col + 1) * side]
+    return bool(block.any())
+
+
 @given(cases(most_images=2, largest=8, most_stages=2), seeds)
 def test_log_prob_and_entropy_are_those_of_the_decisions_taken(case, seed: int) -> None:
     """One Bernoulli after the other, down the tree."""
@@ -237,6 +244,8 @@ def test_log_prob_and_entropy_are_those_of_the_decisions_taken(case, seed: int) 
     masks = [mask.tolist() for mask in splits.masks]
 
     def walk(image: int, scale: int, row: int, col: int) -> tuple[float, float]:
+        if not holds_picture(case, image, scale, row, col):
+            return 0.0, 0.0  # nothing to decide
         split = masks[scale - 1][image][row][col]
         p = 1 / (1 + math.exp(-shaped[scale - 1][image][row][col]))
         totals = [(math.log(p if split else 1 - p), -p * math.log(p) - (1 - p) * math.log(1 - p))]
@@ -251,8 +260,8 @@ def test_log_prob_and_entropy_are_those_of_the_decisions_taken(case, seed: int) 
         for image in range(case.batch)
     ]
     logs, entropies = (torch.tensor([sum(t[k] for t in image) for image in expected]) for k in (0, 1))
-    torch.testing.assert_close(log_prob(logits, splits), logs, atol=1e-4, rtol=1e-5)
-    torch.testing.assert_close(decision_entropy(logits, splits), entropies, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(log_prob(logits, splits, case.valid), logs, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(decision_entropy(logits, splits, case.valid), entropies, atol=1e-4, rtol=1e-5)
 
 
 @given(cases(most_stages=1), seeds)
@@ -260,8 +269,9 @@ def test_log_prob_and_entropy_agree_with_torch_distributions(case, seed: int) ->
     logits = random_logits(case.grid, case.batch, seed)
     coins = Bernoulli(logits=logits[0])
     mask = case.masks[0].flatten(1).float()
-    torch.testing.assert_close(log_prob(logits, case.splits), coins.log_prob(mask).sum(1))
-    torch.testing.assert_close(decision_entropy(logits, case.splits), coins.entropy().sum(1))
+    asked = existing(case.splits, case.valid)[0]
+    torch.testing.assert_close(log_prob(logits, case.splits, case.valid), (coins.log_prob(mask) * asked).sum(1))
+    torch.testing.assert_close(decision_entropy(logits, case.splits, case.valid), (coins.entropy() * asked).sum(1))
 
 
 @pytest.mark.parametrize("grid", [Grid((2, 4), 1), Grid((4, 4), 2), Grid((3, 6), 2)], ids=str)
@@ -270,7 +280,8 @@ def test_probabilities_of_all_partitions_sum_to_one(grid: Grid) -> None:
     sizes = [grid.size(s) for s in range(1, grid.stages + 1)]
     rows = torch.tensor(list(itertools.product([False, True], repeat=sum(sizes))))
     every = Splits(tuple(p.unflatten(1, grid.shape(s)) for s, p in enumerate(rows.split(sizes, 1), start=1)), grid)
-    codes = torch.cat([mask.flatten(1) for mask in every.nested().masks], 1)
+    asked = existing(every)  # the mask of a parent in padding makes no difference
+    codes = torch.cat([mask.flatten(1) & a for mask, a in zip(every.nested().masks, asked, strict=True)], 1)
     distinct = codes.unique(dim=0)
     partitions = Splits(tuple(p.unflatten(1, grid.shape(s)) for s, p in enumerate(distinct.split(sizes, 1), 1)), grid)
     chance = log_prob(logits, partitions).exp()
@@ -280,14 +291,14 @@ def test_probabilities_of_all_partitions_sum_to_one(grid: Grid) -> None:
 
 
 @given(cases())
-def test_existing_are_the_parents_whose_own_parent_split(case) -> None:
-    asked = existing(case.splits)
+def test_existing_are_the_parents_with_picture_whose_own_parent_split(case) -> None:
+    asked = existing(case.splits, case.valid)
     nested = case.splits.nested().masks
-    assert asked[-1].all()
-    for s in range(1, case.grid.stages):
-        above = nested[s].tolist()
+    for s in range(1, case.grid.stages + 1):
+        above = nested[s].tolist() if s < case.grid.stages else None
         expected = [
-            above[image][row // 2][col // 2] for image, row, col in itertools.product(*map(range, nested[s - 1].shape))
+            holds_picture(case, image, s, row, col) and (above is None or above[image][row // 2][col // 2])
+            for image, row, col in itertools.product(*map(range, nested[s - 1].shape))
         ]
         assert asked[s - 1].flatten().tolist() == expected
 

@@ -22,6 +22,7 @@ from split_core.engine.log import RunLog
 from split_core.engine.methods import plan, sources
 from split_core.engine.session import Session
 from split_core.errors import SplitError
+from split_core.task import Task
 
 SETTINGS: dict[str, Any] = {
     "task": "cls",
@@ -121,6 +122,47 @@ def test_a_killed_run_resumed_ends_as_the_straight_one(
         mine, theirs = load_file(run_dir / "models" / weights.name), load_file(weights)
         assert mine.keys() == theirs.keys()
         assert all(torch.equal(mine[key], theirs[key]) for key in mine), weights.name
+
+
+ESTIMATORS: dict[str, dict[str, Any]] = {
+    "credit": {"estimator": {"name": "credit", "images": 80, "batch_size": 16}},
+    "gate": {"estimator": {"name": "gate", "images": 80, "batch_size": 16}, "error": "distill"},
+    "supervised": {"estimator": {"name": "supervised", "images": 80, "batch_size": 16}},
+}
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("policy", ["xattn", "look"])
+def test_other_estimators_run_resume_and_deploy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, policy: str
+) -> None:
+    changes = {**ESTIMATORS[name], "policy": policy, "eval": {**SETTINGS["eval"], "methods": []}}
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    train.main(configure(whole, **changes))
+    write = RunLog.write
+
+    def write_or_die(log: RunLog, at: str, now: int, numbers: Any) -> None:
+        write(log, at, now, numbers)
+        if (at, now) == (f"estimate_{policy}", 2):
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunLog, "write", write_or_die)
+        with pytest.raises(Killed):
+            train.main(configure(cut, **changes))
+    train.main(configure(cut, **changes))
+    assert metrics(cut) == metrics(whole)
+    rows = [{k: v for k, v in row.items() if "per_s" not in k and "speed" not in k}
+            for run in (whole, cut) for row in json.loads((run / "results.json").read_text())["rows"]]  # fmt: skip
+    assert rows[: len(rows) // 2] == rows[len(rows) // 2 :]
+    # Scores that only order parents are deployed at the threshold that spends the budget on training images.
+    learner = deployed(Session(configure(whole, **changes)), plan(configure(whole, **changes))[-1])
+    assert (learner.model.decision.offset != 0) == (name != "gate")
+
+
+def test_distillation_needs_a_distance_between_outputs() -> None:
+    with pytest.raises(SplitError, match="Task defines no distance between outputs"):
+        Task().distance(torch.zeros(1), torch.zeros(1))
 
 
 def test_evaluation_alone_repeats_the_run(straight: Path) -> None:

@@ -17,12 +17,12 @@ from split_core.features import Features
 from split_core.learn import ppo as ppo_module
 from split_core.learn.config import DualConfig, PPOConfig
 from split_core.learn.dual import Dual, Threshold, token_price
-from split_core.learn.estimator import EstimatorContext
+from split_core.learn.estimator import EstimatorContext, Lesson
 from split_core.learn.ppo import PPO, advantage, image_weight, ppo_loss, sample_rollouts
 from split_core.learn.warmstart import imitation_loss, pseudo_labels, start_tau
 from split_core.model import SplitViT
 from split_core.policy import SplitPolicy, StageView
-from split_core.quadtree import build_layout, leaf_scale
+from split_core.quadtree import build_layout, leaf_scale, valid_at
 from split_core.types import Grid, Pyramid, Splits
 from split_core.wrapping import wrap
 from strategies import Case, cases, random_logits, random_pyramid, seeds
@@ -132,10 +132,11 @@ def test_rollouts_packed_together_are_each_evaluated_alone(stages: int, size: tu
             logits = tuple(x[i : i + 1] for x in model.logits(pyramid, picture))
             torch.testing.assert_close(rollouts.log_prob[k, i], log_prob(logits, alone)[0])
             score = torch.zeros(())
+            inside = valid_at(pyramid.grid, None, picture.device)
             exists = torch.ones(1, *pyramid.grid.shape(stages), dtype=torch.bool)
             for s in range(stages, 0, -1):
                 p = logits[s - 1].sigmoid().unflatten(1, pyramid.grid.shape(s))
-                score = score + ((alone.masks[s - 1].float() - p) * exists).sum()
+                score = score + ((alone.masks[s - 1].float() - p) * exists * inside[s]).sum()
                 exists = alone.masks[s - 1].repeat_interleave(2, 1).repeat_interleave(2, 2)
             torch.testing.assert_close(rollouts.score[k, i], score, atol=1e-5, rtol=1e-5)
         deployed = build_layout(Decision("threshold")(model.logits(pyramid, picture), pyramid.grid)).token_fraction
@@ -171,7 +172,7 @@ def test_one_loss_per_epoch_and_a_ratio_of_exactly_one_before_the_first_update(e
     model, ppo = student(2), estimator(epochs=epochs)
     optimizer = torch.optim.SGD(model.policy.parameters(), lr=1.0)
     count = 0
-    for loss in ppo.losses(model, images(4, 40), output_norm(model), torch.Generator().manual_seed(0)):
+    for loss in ppo.losses(model, Lesson(images(4, 40), output_norm(model), torch.Generator().manual_seed(0))):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -188,7 +189,7 @@ def test_one_loss_per_epoch_and_a_ratio_of_exactly_one_before_the_first_update(e
 @pytest.mark.parametrize("bonus", [0.0, 0.1])
 def test_gradients_reach_the_policy_and_nothing_else(bonus: float) -> None:
     model = student(2)
-    for loss in estimator(entropy_bonus=bonus).losses(model, images(3), output_norm(model)):
+    for loss in estimator(entropy_bonus=bonus).losses(model, Lesson(images(3), output_norm(model))):
         loss.backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.policy.parameters())
     assert all(p.grad is None for part in (model.vit, model.embed) for p in part.parameters())
@@ -204,7 +205,7 @@ class Saturated(Linear):
 def test_saturated_logits_give_finite_losses_and_gradients() -> None:
     model = student(2, Saturated())
     ppo = estimator(entropy_bonus=0.1)
-    for loss in ppo.losses(model, images(3, 64), output_norm(model)):
+    for loss in ppo.losses(model, Lesson(images(3, 64), output_norm(model))):
         assert loss.isfinite()
         loss.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.policy.parameters())
@@ -216,7 +217,7 @@ def test_the_objective_is_error_and_tokens_weighed_by_lambda(monkeypatch) -> Non
     monkeypatch.setattr(ppo_module, "advantage", lambda cost: gains.append(cost) or advantage(cost))
     model, picture = student(), images(3)
     ppo = estimator(dual={"init": 3.0})
-    for loss in ppo.losses(model, picture, output_norm(model), torch.Generator().manual_seed(1)):
+    for loss in ppo.losses(model, Lesson(picture, output_norm(model), torch.Generator().manual_seed(1))):
         loss.backward()
     with torch.no_grad():
         generator = torch.Generator().manual_seed(1)
@@ -229,7 +230,7 @@ def test_the_objective_is_error_and_tokens_weighed_by_lambda(monkeypatch) -> Non
 @pytest.mark.parametrize("measure", ["sampled", "deployed"])
 def test_lambda_moves_after_the_updates_of_a_batch_by_what_it_is_told_to_read(measure: str) -> None:
     model, ppo = student(), estimator(dual={"init": 1.0, "lr": 0.5, "measure": measure})
-    for _ in ppo.losses(model, images(3), output_norm(model), torch.Generator().manual_seed(0)):
+    for _ in ppo.losses(model, Lesson(images(3), output_norm(model), torch.Generator().manual_seed(0))):
         assert ppo.dual.value == 1.0
     fraction = ppo.metrics()["token_fraction" if measure == "sampled" else "deployed_fraction"]
     assert ppo.dual.value == pytest.approx(1.0 + 0.5 * (fraction - BUDGET))
@@ -238,7 +239,7 @@ def test_lambda_moves_after_the_updates_of_a_batch_by_what_it_is_told_to_read(me
 def test_lambda_reads_the_mean_over_processes() -> None:
     model = student()
     ppo = PPO(PPOConfig(dual=DualConfig(init=1.0, lr=1.0)), EstimatorContext(BUDGET, 10, mean=lambda value: 0.9))
-    list(ppo.losses(model, images(2), output_norm(model)))
+    list(ppo.losses(model, Lesson(images(2), output_norm(model))))
     assert ppo.dual.value == pytest.approx(1.4)
 
 
@@ -246,16 +247,16 @@ def test_a_start_of_null_measures_the_price_while_the_policy_stands_still() -> N
     model, ppo = student(), estimator(dual={"init": None, "price_batches": 2})
     for batch in range(2):
         assert ppo.dual.measuring
-        assert list(ppo.losses(model, images(4, seed=batch), output_norm(model))) == []
+        assert list(ppo.losses(model, Lesson(images(4, seed=batch), output_norm(model)))) == []
         assert "token_fraction" in ppo.metrics()
     assert not ppo.dual.measuring
     assert ppo.dual.value == pytest.approx(max(0.0, sum(ppo.dual.prices) / 2))
-    assert len(list(ppo.losses(model, images(4), output_norm(model)))) == 2
+    assert len(list(ppo.losses(model, Lesson(images(4), output_norm(model))))) == 2
 
 
 def test_the_state_of_ppo_is_resumed() -> None:
     model, first, second = student(), estimator(dual={"kind": "pi"}), estimator(dual={"kind": "pi"})
-    list(first.losses(model, images(2), output_norm(model)))
+    list(first.losses(model, Lesson(images(2), output_norm(model))))
     second.load_state_dict(first.state_dict())
     assert second.state_dict() == first.state_dict()
     assert second.dual.value == first.dual.value
@@ -293,7 +294,7 @@ def test_ppo_finds_the_mask_that_errors_reward() -> None:
     before = error()
     for step in range(40):
         picture = images(16, seed=step)
-        for loss in ppo.losses(model, picture, wrong_splits(hidden(model, picture)), generator):
+        for loss in ppo.losses(model, Lesson(picture, wrong_splits(hidden(model, picture)), generator)):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -314,7 +315,7 @@ def test_ppo_under_the_multiplier_comes_to_the_budget() -> None:
 
     fractions = []
     for step in range(80):
-        for loss in ppo.losses(model, images(16, seed=step), saving, generator):
+        for loss in ppo.losses(model, Lesson(images(16, seed=step), saving, generator)):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -447,11 +448,12 @@ def test_imitation_loss_is_the_loop_over_parents_that_exist(case: Case, seed: in
         rows, cols = case.grid.shape(s)
         logit = logits[s - 1].unflatten(1, (rows, cols))
         for image, i, j in itertools.product(range(case.batch), range(rows), range(cols)):
-            if int(leaf[image, i << s, j << s]) <= s:  # it is a leaf or was split
+            block = case.holds_picture[image, i << s : (i + 1) << s, j << s : (j + 1) << s]
+            if block.any() and int(leaf[image, i << s, j << s]) <= s:  # it is a leaf or was split
                 label = case.masks[s - 1][image, i, j].float()
                 terms.append(F.binary_cross_entropy_with_logits(logit[image, i, j], label))
     expected = torch.stack(terms).mean()
-    torch.testing.assert_close(imitation_loss(logits, case.splits), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(imitation_loss(logits, case.splits, case.valid), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("budget", [0.4, 0.6, 0.8])
@@ -485,7 +487,7 @@ def test_imitation_learns_the_cosine_rule() -> None:
 
 
 def test_an_estimator_without_losses_says_so() -> None:
-    from split_core.learn.estimator import Estimator
+    from split_core.learn.estimator import Estimator, Lesson
 
     with pytest.raises(NotImplementedError, match="Estimator does not define losses"):
-        Estimator().losses(wrap(tiny_vit(), Bright()), images(1), lambda features: torch.zeros(1))
+        Estimator().losses(wrap(tiny_vit(), Bright()), Lesson(images(1), lambda features: torch.zeros(1)))

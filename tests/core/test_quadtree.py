@@ -14,9 +14,12 @@ from split_core.decision import Decision
 from split_core.quadtree import (
     build_layout,
     canvas_cells,
+    coarse_layout,
     expected_fraction,
     leaf_scale,
+    leaf_weights,
     split_cost,
+    uniform_probability,
     uniform_splits,
     valid_at,
 )  # fmt: skip
@@ -228,6 +231,11 @@ def enumerate_splits(grid: Grid) -> Splits:
     return Splits(tuple(p.unflatten(1, grid.shape(s)) for s, p in enumerate(rows.split(sizes, 1), start=1)), grid)
 
 
+def chances(logits: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Split probabilities."""
+    return tuple(logit.sigmoid() for logit in logits)
+
+
 TINY = [Grid((2, 4), 1), Grid((3, 5), 1), Grid((4, 4), 2), Grid((3, 2), 2), Grid((4, 6), 2)]
 
 
@@ -241,7 +249,7 @@ def test_expected_fraction_is_the_mean_over_all_masks(grid: Grid) -> None:
         chance = chance * torch.where(mask.flatten(1), p, 1 - p).prod(1)
     torch.testing.assert_close(chance.sum(), torch.ones((), dtype=torch.float64))
     expected = (chance * build_layout(every).token_fraction.double()).sum()
-    torch.testing.assert_close(expected_fraction(logits, grid)[0], expected, atol=1e-7, rtol=0)
+    torch.testing.assert_close(expected_fraction(chances(logits), grid)[0], expected, atol=1e-7, rtol=0)
 
 
 def test_expected_fraction_counts_valid_cells_of_each_image() -> None:
@@ -257,20 +265,45 @@ def test_expected_fraction_counts_valid_cells_of_each_image() -> None:
             p = logit[image].sigmoid()
             chance = chance * torch.where(mask.flatten(1), p, 1 - p).prod(1)
         fractions = build_layout(every, valid[image].expand(every.batch, -1, -1)).token_fraction
-        torch.testing.assert_close(expected_fraction(logits, grid, valid)[image], (chance * fractions).sum())
+        torch.testing.assert_close(expected_fraction(chances(logits), grid, valid)[image], (chance * fractions).sum())
 
 
 @pytest.mark.parametrize("grid", TINY, ids=str)
 def test_expected_fraction_has_the_right_gradient(grid: Grid) -> None:
     def value(*logits: Tensor) -> Tensor:
-        return expected_fraction(logits, grid)
+        return expected_fraction(chances(logits), grid)
 
     inputs = tuple(x.double().requires_grad_() for x in random_logits(grid, 2, seed=1))
     assert torch.autograd.gradcheck(value, inputs)
+
+
+@given(cases(most_stages=3))
+def test_leaf_weights_of_binary_gates_are_the_leaves(case: Case) -> None:
+    gates = tuple(mask.flatten(1).double() for mask in case.masks)
+    weights = torch.cat(leaf_weights(gates, case.grid, case.valid), 1)
+    layout = build_layout(case.splits, case.valid)
+    expected = torch.zeros_like(weights)
+    expected[layout.image, layout.cell] = 1
+    torch.testing.assert_close(weights, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("grid", "fraction"), [(Grid((8, 8), 1), 0.5), (Grid((8, 8), 2), 0.4), (Grid((5, 7), 3), 0.8)])
+def test_the_uniform_probability_spends_the_fraction(grid: Grid, fraction: float) -> None:
+    chance = uniform_probability(grid, fraction)
+    gates = [torch.full((1, grid.size(s)), chance, dtype=torch.float64) for s in range(1, grid.stages + 1)]
+    assert expected_fraction(gates, grid).item() == pytest.approx(fraction, abs=1e-6)
+
+
+def test_the_coarse_layout_is_that_of_no_split_and_kept() -> None:
+    grid, cpu = Grid((5, 6), 2), torch.device("cpu")
+    kept = coarse_layout(grid, 3, None, cpu)
+    assert coarse_layout(grid, 3, None, cpu) is kept
+    for field in ("image", "scale", "row", "col", "cu_seqlens", "owner"):
+        assert torch.equal(getattr(kept, field), getattr(build_layout(uniform_splits(grid, 3, split=False)), field))
 
 
 def test_saturated_logits_expect_what_the_threshold_rule_spends() -> None:
     grid = Grid((7, 9), 3)
     logits = tuple(90 * x.sign() for x in random_logits(grid, 3, seed=8))
     spent = build_layout(Decision("threshold")(logits, grid)).token_fraction
-    torch.testing.assert_close(expected_fraction(logits, grid), spent)
+    torch.testing.assert_close(expected_fraction(chances(logits), grid), spent)

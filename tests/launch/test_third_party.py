@@ -17,7 +17,7 @@ import run
 import split_core
 from split_core import registry, resolve
 from split_core.config import GROUPS
-from split_core.learn.estimator import EstimatorContext
+from split_core.learn.estimator import EstimatorContext, Lesson
 from split_core.plugins import KINDS
 from split_core.task import DataContext, Dataset, ModelContext, TaskContext
 
@@ -114,7 +114,8 @@ def test_its_estimator_moves_a_policy_of_ours_towards_fewer_tokens_when_they_are
     costs = []
     for step in range(10):
         generator = torch.Generator().manual_seed(step)
-        for loss in estimator.losses(model, images, lambda features: torch.zeros(features.layout.batch), generator):
+        lesson = Lesson(images, lambda features: torch.zeros(features.batch), generator)
+        for loss in estimator.losses(model, lesson):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

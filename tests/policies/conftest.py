@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from split_core.policy import BackboneInfo, StageView
-from split_core.types import Grid, Pyramid
+from split_core.types import Grid, Look, Pyramid
 
 MakeView = Callable[..., StageView]
 
@@ -29,7 +29,8 @@ def make_view() -> MakeView:
         grid = Grid((-(-size[0] // patch), -(-size[1] // patch)), stages)
         levels = tuple(torch.randn(batch, grid.size(s), dim, generator=generator) for s in range(stages + 1))
         images = torch.randint(0, 256, (batch, channels, *size), generator=generator) / 255
-        pyramid = Pyramid(levels, grid, fields.pop("valid", None))
+        coarse, prefix = torch.randn(2, batch, grid.size(stages), dim, generator=generator), torch.zeros(batch, 1, dim)
+        pyramid = Pyramid(levels, grid, fields.pop("valid", None), Look(*coarse, prefix))
         return StageView(scale=scale, pyramid=pyramid, images=fields.pop("images", (images - 0.5) / 0.5), **fields)
 
     return make

@@ -13,11 +13,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from split_core.policy import BackboneInfo, SplitPolicy, StageView
-from split_core.types import Pyramid
+from split_core.types import Look
 from split_policies.plugin import split_policies
 
 ENTRIES = {entry.name: entry for entry in split_policies()}
-LEARNED = {"xattn", "mlp_parent", "mlp_concat"}
+LEARNED = {"xattn", "mlp_parent", "mlp_concat", "xattn_context", "look", "late"}
 DRAWS = {"random", "oracle"}
 everyone = pytest.mark.parametrize("name", ENTRIES)
 
@@ -75,7 +75,8 @@ def test_finite_logit_per_parent_at_every_scale(name, size, patch, stages, chann
     view = make_view(size, patch=patch, stages=stages, channels=channels)
     if content == "constant":
         levels = tuple(torch.zeros_like(level) for level in view.pyramid.levels)
-        view = replace(view, pyramid=Pyramid(levels, view.grid), images=torch.full_like(view.images, 0.1))
+        pyramid = replace(view.pyramid, levels=levels)
+        view = replace(view, pyramid=pyramid, images=torch.full_like(view.images, 0.1))
     objects = torch.rand(3, *view.grid.shape(0)) < 0.2
     for scale in range(1, stages + 1):
         logits = policy(replace(view, scale=scale, objects=objects))
@@ -88,7 +89,7 @@ def test_finite_logit_per_parent_at_every_scale(name, size, patch, stages, chann
 def test_forward_reads_nothing_from_the_device(name, canvas, make_view, make_info):
     view = make_view((230, 210), patch=16, stages=2, scale=2)
     valid = torch.rand(3, *view.grid.shape(0)) < 0.8 if canvas else None
-    view = replace(view, pyramid=Pyramid(view.pyramid.levels, view.grid, valid), objects=torch.ones(3, 16, 16).bool())
+    view = replace(view, pyramid=replace(view.pyramid, valid=valid), objects=torch.ones(3, 16, 16).bool())
     policy = build(name, make_info(patch=16, stages=2, budget=0.5))
     with NoDeviceRead():
         policy(view)
@@ -100,7 +101,9 @@ def test_an_image_is_scored_alike_wherever_it_stands_in_the_batch(name, make_vie
     view = make_view((60, 52), patch=8, stages=2, batch=4, scale=1)
     order = torch.tensor([2, 0, 3, 1])
     levels = tuple(level[order] for level in view.pyramid.levels)
-    shuffled = StageView(scale=1, pyramid=Pyramid(levels, view.grid), images=view.images[order])
+    look = Look(*(part[order] for part in vars(view.pyramid.look).values()))
+    pyramid = replace(view.pyramid, levels=levels, look=look)
+    shuffled = StageView(scale=1, pyramid=pyramid, images=view.images[order])
     torch.testing.assert_close(policy(shuffled), policy(view)[order], rtol=1e-5, atol=1e-5)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from split_core.learn.config import PPOConfig
+from split_core.learn.config import CreditConfig, GateConfig, PPOConfig, SupervisedConfig
 from split_core.plugins import Entry, PluginConfig, hookimpl
 
 
@@ -28,5 +28,15 @@ def split_attention() -> list[Entry]:
 
 @hookimpl
 def split_estimators() -> list[Entry]:
-    """The paper's way for a policy to learn."""
-    return [Entry("ppo", "split_core.learn.ppo:PPO", PPOConfig, "whole-mask PPO under a token budget (Sec. 3.3)")]
+    """The paper's way for a policy to learn, its rivals, and one of ours."""
+    return [
+        Entry("ppo", "split_core.learn.ppo:PPO", PPOConfig, "whole-mask PPO under a token budget (Sec. 3.3)"),
+        Entry("credit", "split_core.learn.credit:Credit", CreditConfig, "regress what each split would save"),
+        Entry("gate", "split_core.learn.gate:Gate", GateConfig, "straight-through gates, relaxed splits (App. B)"),
+        Entry(
+            "supervised",
+            "split_core.learn.supervised:Supervised",
+            SupervisedConfig,
+            "labelled objects as targets, a bound for analysis",
+        ),
+    ]

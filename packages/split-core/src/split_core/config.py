@@ -169,6 +169,9 @@ class RunConfig(Section):
     adapt: AdaptConfig = Field(AdaptConfig(), description="fine-tuning of the backbone on masks")
     warmstart: WarmstartConfig = Field(WarmstartConfig(), description="warm start of a learned policy, during adapt")
     estimator: Group = Field({"name": "ppo"}, description="how the policy learns from errors, after adapt")
+    error: Literal["task", "distill"] = Field(
+        "task", description="what a policy learns to keep low: the task's error, or the distance to the all-fine output"
+    )
     eval: EvalConfig = Field(EvalConfig(), description="evaluation")
     bench: BenchConfig = Field(BenchConfig(), description="timing")
     draw: DrawConfig = Field(DrawConfig(), description="pictures")

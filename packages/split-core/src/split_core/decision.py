@@ -143,29 +143,40 @@ def _spend(key: Float[Tensor, "g n"], cost: Int[Tensor, "g n"], allowance: Int[T
     return torch.zeros_like(cost, dtype=torch.bool).scatter_(1, order, spent <= allowance[:, None])
 
 
-def log_prob(logits: Logits, splits: Splits) -> Float[Tensor, " kb"]:
+def log_prob(logits: Logits, splits: Splits, valid: Bool[Tensor, "b r c"] | None = None) -> Float[Tensor, " kb"]:
     """log pi(M | x): the sum over the parents that exist of Bernoulli log-probabilities, in float32.
 
     Stable for any logit: log sigmoid(l) = -softplus(-l). Rollouts (splits.batch = K * b) reuse the b logits.
     """
-    return _over_existing(logits, splits, lambda logit, chosen: -F.softplus(torch.where(chosen, -logit, logit)))
+    return _over_existing(logits, splits, valid, lambda logit, chosen: -F.softplus(torch.where(chosen, -logit, logit)))
 
 
-def decision_entropy(logits: Logits, splits: Splits) -> Float[Tensor, " kb"]:
+def decision_entropy(
+    logits: Logits, splits: Splits, valid: Bool[Tensor, "b r c"] | None = None
+) -> Float[Tensor, " kb"]:
     """Entropy of the Bernoulli decisions, in nats, summed over the parents that exist in `splits`."""
-    return _over_existing(logits, splits, lambda logit, _: F.softplus(logit) - logit * logit.sigmoid())
+    return _over_existing(logits, splits, valid, lambda logit, _: F.softplus(logit) - logit * logit.sigmoid())
 
 
-def existing(splits: Splits) -> tuple[Bool[Tensor, "b _"], ...]:
-    """Which parents were asked: all at the coarsest stage, below it those whose own parent split."""
+def existing(splits: Splits, valid: Bool[Tensor, "b r c"] | None = None) -> tuple[Bool[Tensor, "b _"], ...]:
+    """Which parents were asked: all at the coarsest stage, below it those whose own parent split.
+
+    A parent wholly in padding has nothing to decide and is never asked.
+
+    Args:
+        valid: fine cells that hold picture, of each image (rollouts repeat it); None means the whole canvas.
+    """
     masks = splits.nested().masks
-    asked = [upsample(mask).flatten(1) for mask in masks[1:]]
-    return (*asked, torch.ones_like(masks[-1].flatten(1)))
+    asked = [*(upsample(mask) for mask in masks[1:]), torch.ones_like(masks[-1])]
+    if valid is not None or splits.grid.padded:
+        levels = valid_at(splits.grid, valid, masks[0].device)[1:]
+        asked = [a & v.repeat(a.shape[0] // v.shape[0], 1, 1) for a, v in zip(asked, levels, strict=True)]
+    return tuple(a.flatten(1) for a in asked)
 
 
-def _over_existing(logits: Logits, splits: Splits, term) -> Float[Tensor, " kb"]:  # type: ignore[no-untyped-def]
+def _over_existing(logits: Logits, splits: Splits, valid: Tensor | None, term) -> Float[Tensor, " kb"]:  # type: ignore[no-untyped-def]
     total = None
-    for logit, mask, asked in zip(logits, splits.masks, existing(splits), strict=True):
+    for logit, mask, asked in zip(logits, splits.masks, existing(splits, valid), strict=True):
         times = mask.shape[0] // logit.shape[0]
         value = (term(logit.float().repeat(times, 1), mask.flatten(1)) * asked).sum(1)
         total = value if total is None else total + value

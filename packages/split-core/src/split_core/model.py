@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from split_core.attention import choose_backend
+from split_core.attention import AttentionBackend, choose_backend
 from split_core.backbone.blocks import BLOCKS, Stream
 from split_core.backbone.check import check_backbone
 from split_core.decision import Decision
@@ -67,8 +67,7 @@ class SplitViT(nn.Module):
             layout: a partition to use instead of the policy's.
         """
         pyramid = self.pyramid(images)
-        if layout is None:
-            layout = self.decide(pyramid, images)
+        self.layout = layout = layout or self.decide(pyramid, images)
         return self.encode(pyramid, layout)
 
     def features(
@@ -76,7 +75,8 @@ class SplitViT(nn.Module):
     ) -> tuple[Float[Tensor, "b d r c"], ...]:
         """Dense maps of the tokens after the blocks numbered `taps`, rising: what dense heads read (Sec. 4.3)."""
         pyramid = self.pyramid(images)
-        features = self.encode(pyramid, layout or self.decide(pyramid, images), taps=taps)
+        self.layout = layout = layout or self.decide(pyramid, images)
+        features = self.encode(pyramid, layout, taps=taps)
         return tuple(features.dense(tap) for tap in range(len(taps)))
 
     def tokenize(self, images: Float[Tensor, "b ch H W"], **seen: Any) -> Layout:
@@ -126,19 +126,21 @@ class SplitViT(nn.Module):
         logits = self.logits(pyramid, images, **seen)
         return self.decision(logits, pyramid.grid, pyramid.valid, seen.get("generator"))
 
-    def encode(self, pyramid: Pyramid, layout: Layout, *, taps: Sequence[int] = ()) -> Features:
+    def encode(
+        self, pyramid: Pyramid, layout: Layout, *, taps: Sequence[int] = (), attention: AttentionBackend | None = None
+    ) -> Features:
         """Pack the tokens of `layout` and run the blocks. A layout of K * b images reads a pyramid of b.
 
         Args:
             taps: numbers of the blocks whose output is wanted too, rising.
+            attention: mixes tokens instead of the model's own backend.
         """
         packed = self.pack(pyramid, layout)
         x, start = packed.tokens, 0
         if self.carries:
             assert pyramid.look is not None
             x, start = carry(pyramid.look, packed, layout), self.depth
-        x, tapped = self.run(x, self.stream(packed), start=start, taps=taps)
-        self.layout = layout
+        x, tapped = self.run(x, self.stream(packed, attention), start=start, taps=taps)
         return Features(self.vit.norm(x), packed, layout, tapped)
 
     def pack(self, pyramid: Pyramid, layout: Layout) -> Packed:
@@ -146,10 +148,11 @@ class SplitViT(nn.Module):
         packed = pack(pyramid, layout, self.positions.patches(pyramid.grid), self.positions.prefix())
         return replace(packed, tokens=self.vit.norm_pre(self.vit.pos_drop(packed.tokens)))
 
-    def stream(self, packed: Packed) -> Stream:
+    def stream(self, packed: Packed, attention: AttentionBackend | None = None) -> Stream:
         """What the blocks must know of a packed batch."""
-        backend = choose_backend(self.attention, packed.tokens.device, _kernel_dtype(packed.tokens))
-        return Stream(packed.segments, backend)
+        if attention is None:
+            attention = choose_backend(self.attention, packed.tokens.device, _kernel_dtype(packed.tokens))
+        return Stream(packed.segments, attention)
 
     def run(
         self, x: Float[Tensor, "T d"], stream: Stream, *, start: int = 0, stop: int | None = None,

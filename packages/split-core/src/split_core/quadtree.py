@@ -7,6 +7,7 @@ backbone (and a causal language model) wants; an image's tokens are then one con
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -118,23 +119,45 @@ def split_cost(grid: Grid, valid: Bool[Tensor, "b r c"] | None, device: torch.de
     return tuple(costs)
 
 
-def expected_fraction(
-    logits: tuple[Float[Tensor, "b _"], ...], grid: Grid, valid: Tensor | None = None
-) -> Float[Tensor, " b"]:
-    """E[P(x, M)] in closed form for independent Bernoulli splits; differentiable in the logits.
+def leaf_weights(
+    gates: Sequence[Float[Tensor, "b _"]], grid: Grid, valid: Bool[Tensor, "b r c"] | None = None
+) -> tuple[Float[Tensor, "b _"], ...]:
+    """How far each cell is a leaf when parents split in part, or independently with these probabilities.
 
-    E[n] = coarse + sum over parents of (prod of the ancestors' and its own p) * (tokens its split adds).
+    Differentiable: the product of the gates above a cell, times one minus its own; at binary gates 1 for the leaves
+    of the partition and 0 for the rest. Cells without picture weigh nothing.
+
+    Args:
+        gates: index s - 1, values in [0, 1].
+
+    Returns: index s = 0 .. S, (b, n_s).
     """
-    levels = valid_at(grid, valid, logits[0].device)
-    costs = split_cost(grid, valid, logits[0].device)
-    tokens = levels[-1].flatten(1).sum(1).to(logits[0].dtype)
-    exists: Tensor | None = None
+    levels = valid_at(grid, valid, gates[0].device)
+    reach = levels[-1].to(gates[0].dtype).expand(gates[0].shape[0], -1, -1)
+    weights = []
     for s in range(grid.stages, 0, -1):
-        p = logits[s - 1].sigmoid().unflatten(1, grid.shape(s))
-        reach = p if exists is None else p * upsample(exists)
-        tokens = tokens + (reach.flatten(1) * costs[s - 1]).sum(1)
-        exists = reach
-    return tokens / levels[0].flatten(1).sum(1)
+        gate = gates[s - 1].unflatten(1, grid.shape(s))
+        weights.append((reach * (1 - gate)).flatten(1))
+        reach = upsample(reach * gate) * levels[s - 1]
+    return (reach.flatten(1), *weights[::-1])
+
+
+def expected_fraction(
+    gates: Sequence[Float[Tensor, "b _"]], grid: Grid, valid: Bool[Tensor, "b r c"] | None = None
+) -> Float[Tensor, " b"]:
+    """E[P(x, M)] in closed form for independent splits with these probabilities; differentiable."""
+    cells = valid_at(grid, valid, gates[0].device)[0].flatten(1).sum(1)
+    return torch.cat(leaf_weights(gates, grid, valid), 1).sum(1) / cells
+
+
+def uniform_probability(grid: Grid, fraction: float) -> float:
+    """The probability at which every parent must split for an expected token fraction on the whole canvas."""
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        gates = [torch.full((1, grid.size(s)), middle, dtype=torch.float64) for s in range(1, grid.stages + 1)]
+        low, high = (low, middle) if float(expected_fraction(gates, grid)) > fraction else (middle, high)
+    return (low + high) / 2
 
 
 def uniform_splits(grid: Grid, batch: int, *, split: bool, device: torch.device | str = "cpu") -> Splits:

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from split_core.errors import SplitError
 from split_core.types import Grid
 
 if TYPE_CHECKING:
@@ -101,6 +102,14 @@ class Task(nn.Module):
     def error(self, output: Any, target: Target) -> Float[Tensor, " b"]:
         """E(x, M): one finite number per image, lower is better."""
         raise NotImplementedError(f"{type(self).__name__} does not define error(output, target)")
+
+    def distance(self, output: Any, reference: Any) -> Float[Tensor, " b"]:
+        """How far an output is from that of the all-fine model: an error that needs no labels (`error=distill`).
+
+        Raises:
+            SplitError: the task does not define one.
+        """
+        raise SplitError(f"error=distill: {type(self).__name__} defines no distance between outputs; use error=task")
 
     def loss(self, output: Any, target: Target, features: Features) -> Float[Tensor, ""]:
         """What the backbone trains on; the mean error unless a task adds auxiliary terms."""

@@ -37,6 +37,22 @@ class CrossAttentionConfig(LearnedConfig):
     hidden: int | None = Field(None, ge=1, description="hidden units of h; default d / 32, at least 32")
 
 
+class ContextConfig(CrossAttentionConfig):
+    """The decision network with attention among the parents of a stage. Not in the paper."""
+
+    layers: int = Field(2, ge=1, description="transformer layers over the parents")
+    mix_width: int | None = Field(None, ge=1, description="their width; default d / 4")
+
+
+class LookConfig(CrossAttentionConfig):
+    """The decision network with a look through the backbone's first blocks. Not in the paper.
+
+    `hidden` defaults to d / 4 here, at least xattn's: the context is richer than a patch.
+    """
+
+    depth: int | None = Field(None, ge=1, description="blocks the coarsest patches pass first; default a third")
+
+
 class MLPConfig(LearnedConfig):
     """Two-layer MLP decision network (App. G)."""
 

@@ -28,6 +28,24 @@ def split_policies() -> list[Entry]:
             configs.MLPConfig,
             "learned: MLP of parent and children (Table 15)",
         ),
+        Entry(
+            "xattn_context",
+            "split_policies.context:ContextAttention",
+            configs.ContextConfig,
+            "learned: xattn, and parents attend to each other",
+        ),
+        Entry(
+            "look",
+            "split_policies.context:Look",
+            configs.LookConfig,
+            "learned: xattn after a coarse look through the first blocks",
+        ),
+        Entry(
+            "late",
+            "split_policies.context:Late",
+            configs.LookConfig,
+            "learned: look, and fine tokens join where it ended",
+        ),
         Entry("entropy", "split_policies.entropy:Entropy", configs.EntropyConfig, "pixel entropy of the patch (APT)"),
         Entry(
             "upsample_mse",

@@ -19,24 +19,32 @@ from split_policies.sizes import attention_sizes
 class CrossAttention(LearnedPolicy):
     """Parent queries its four children; an MLP decides from the parent and their summary.
 
+    Args:
+        config: inner sizes.
+        info: width of the embeddings.
+        extra: width of what a subclass adds to the head's input.
+
     Raises:
         SplitError: the width is not a multiple of the heads.
     """
 
-    def __init__(self, config: CrossAttentionConfig, info: BackboneInfo) -> None:
+    def __init__(self, config: CrossAttentionConfig, info: BackboneInfo, *, extra: int = 0) -> None:
         width, heads, hidden = attention_sizes(info.dim, width=config.width, heads=config.heads, hidden=config.hidden)
         if width % heads:
             raise SplitError(f"policy xattn: width {width} is not a multiple of heads {heads}")
-        super().__init__(2 * info.dim, hidden=hidden, norm=config.norm)
+        super().__init__(2 * info.dim + extra, hidden=hidden, norm=config.norm)
         self.heads = heads
         self.query = nn.Linear(info.dim, width, bias=False)
         self.key_value = nn.Linear(info.dim, 2 * width, bias=False)
         self.output = nn.Linear(width, info.dim)
 
     def forward(self, view: StageView) -> Float[Tensor, "b n"]:
+        return self.head(self.compare(view))
+
+    def compare(self, view: StageView) -> Float[Tensor, "b n features"]:
+        """[z_parent ; what it found in its children]."""
         parents = self.inputs(view.parents)
-        summary = self.attend(parents, self.inputs(view.children))
-        return self.head(torch.cat([parents, summary], dim=-1))
+        return torch.cat([parents, self.attend(parents, self.inputs(view.children))], dim=-1)
 
     def attend(self, parents: Float[Tensor, "b n d"], children: Float[Tensor, "b n 4 d"]) -> Float[Tensor, "b n d"]:
         """Pool four children per parent. One query and four keys: elementwise products beat a batched matmul."""

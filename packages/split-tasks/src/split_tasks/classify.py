@@ -46,6 +46,11 @@ class Classify(Task):
         """Cross-entropy of each image, in float32 whatever the autocast."""
         return F.cross_entropy(output.float(), self._labels(output, target), reduction="none")
 
+    def distance(self, output: Float[Tensor, "b k"], reference: Float[Tensor, "b k"]) -> Float[Tensor, " b"]:
+        """KL divergence from the reference's class probabilities."""
+        wanted, got = reference.float().log_softmax(-1), output.float().log_softmax(-1)
+        return F.kl_div(got, wanted, reduction="none", log_target=True).sum(-1)
+
     def loss(self, output: Float[Tensor, "b k"], target: Target, features: Features) -> Float[Tensor, ""]:
         """Mean cross-entropy with label smoothing, plus the auxiliary loss on tokens.
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from split_core.decision import log_prob
-from split_core.learn.estimator import ErrorOf, Estimator, EstimatorContext
+from split_core.learn.estimator import Estimator, EstimatorContext, Lesson
 from split_core.learn.ppo import advantage, sample_rollouts
 from split_core.model import SplitViT
 from split_example.configs import ReinforceConfig
@@ -21,12 +21,11 @@ class Reinforce(Estimator):
         self.config = config
         self.cost = float("nan")
 
-    def losses(
-        self, model: SplitViT, images: Tensor, error_of: ErrorOf, generator: torch.Generator | None = None
-    ) -> Iterator[Tensor]:
+    def losses(self, model: SplitViT, lesson: Lesson) -> Iterator[Tensor]:
+        images = lesson.images
         with torch.no_grad():
             pyramid = model.pyramid(images)
-            rollouts = sample_rollouts(model, pyramid, images, error_of, self.config.rollouts, generator)
+            rollouts = sample_rollouts(model, pyramid, images, lesson.error_of, self.config.rollouts, lesson.generator)
         cost = rollouts.error + self.config.price * rollouts.fraction
         self.cost = float(cost.mean())
         now = log_prob(model.logits(pyramid, images), rollouts.splits).view_as(cost)

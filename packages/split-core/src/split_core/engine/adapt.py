@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from split_core.config import RunConfig
+from split_core.decision import Decision
 from split_core.engine.checkpoint import Checkpoints, load_weights, save_weights
 from split_core.engine.loader import step_seed, to_device, training_batches
 from split_core.engine.masks import Masks, PolicyMasks, WarmStartMasks
@@ -48,7 +49,10 @@ def load_learner(session: Session, weights: str, policy: str, *, rule: Any = Non
     """A model of this run by the stem of its weights, with another policy if `policy` is not the one saved with it."""
     path = session.run_dir / "models" / f"{weights}.safetensors"
     saved = session.learner(own_settings(session.config, weights.removesuffix(WARM)), rule=rule)
-    load_weights(path, saved.modules())
+    facts = load_weights(path, saved.modules())
+    if "offset" in facts and saved.model.policy.learned:  # its logits only order parents; the budget is spent here
+        decision = saved.model.decision
+        saved.model.decision = Decision(decision.rule, decision.budget, facts["offset"])
     if policy != weights.removesuffix(WARM):
         other = session.learner(own_settings(session.config, policy), rule=rule)
         saved.model.policy, saved.model.decision = other.model.policy, other.model.decision
@@ -76,7 +80,7 @@ class AdaptStep(nn.Module):
         loss = self.task.loss(output, target, features)
         result = {"loss": loss, "error": self.task.error(output, target).mean().detach(), "token_fraction": fraction}
         imitation = (
-            masks.policy_loss(self.model.logits(pyramid.detach(), images), splits)
+            masks.policy_loss(self.model.logits(pyramid.detach(), images), splits, pyramid.valid)
             if self.model.policy.learned
             else None
         )

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from split_core import registry
 from split_core.engine.adapt import load_learner
+from split_core.engine.calibration import calibrated, objects_of
 from split_core.engine.checkpoint import Checkpoints, save_weights
 from split_core.engine.loader import step_seed, to_device, training_batches
 from split_core.engine.methods import WARM
-from split_core.engine.session import Session
+from split_core.engine.session import Learner, Session
 from split_core.features import Features
 from split_core.learn.config import EstimatorConfig
-from split_core.learn.estimator import ErrorOf, Estimator, EstimatorContext
-from split_core.task import repeat_target
+from split_core.learn.estimator import ErrorOf, Estimator, EstimatorContext, Lesson
+from split_core.quadtree import build_layout, uniform_splits
+from split_core.task import Target, repeat_target
 
 
 def estimate(session: Session) -> None:
@@ -36,12 +39,15 @@ def estimate(session: Session) -> None:
     estimator: Estimator = registry.build("estimator", config.estimator, EstimatorContext(config.budget, steps))
     if steps:
         _train(session, learner, estimator, settings, steps)
-    save_weights(path, learner.modules(), {"source": name + WARM})
+    facts: dict[str, object] = {"source": name + WARM}
+    if steps and not estimator.holds_budget:
+        facts["offset"] = calibrated(session, learner.eval(), "train").offset
+    save_weights(path, learner.modules(), facts)
     Checkpoints(session.run_dir / "checkpoints" / f"estimate_{name}", config.checkpoint.keep_last).clear()
 
 
 def _train(session: Session, learner, estimator: Estimator, settings: EstimatorConfig, steps: int) -> None:  # type: ignore[no-untyped-def]
-    config, model, task = session.config, learner.model, learner.task
+    config, model = session.config, learner.model
     phase = f"estimate_{config.policy['name']}"
     optimizer = torch.optim.Adam(model.policy.parameters(), lr=settings.lr)
     checkpoints = Checkpoints(session.run_dir / "checkpoints" / phase, config.checkpoint.keep_last)
@@ -69,14 +75,11 @@ def _train(session: Session, learner, estimator: Estimator, settings: EstimatorC
         generator = torch.Generator().manual_seed(step_seed(config.seed, f"{phase}/masks", step))
         batch = to_device(batch, session.device)
         images, target = batch["image"], batch["target"]
-
-        def error_of(features: Features, target=target, images=images) -> torch.Tensor:  # type: ignore[no-untyped-def]
-            times = features.batch // images.shape[0]
-            return task.error(task.output(model, features), repeat_target(target, times))
-
+        objects = objects_of(learner, target, model.embed.grid(images.shape[-2:]))
+        lesson = Lesson(images, error_of(session, learner, images, target), generator, objects)
         for group in optimizer.param_groups:
             group["lr"] = settings.lr * (settings.decay(step / steps))
-        _learn(session, model, estimator, images, error_of, generator, optimizer, settings.grad_clip)
+        _learn(session, model, estimator, lesson, optimizer, settings.grad_clip)
         if (step + 1) % config.log_every == 0 or step + 1 == steps:
             session.log.write(phase, step, estimator.metrics())
         if (step + 1) % config.checkpoint.every_steps == 0 and step + 1 < steps:
@@ -87,12 +90,33 @@ def _train(session: Session, learner, estimator: Estimator, settings: EstimatorC
     model.policy = session.accelerator.unwrap_model(model.policy)
 
 
-def _learn(session, model, estimator, images, error_of: ErrorOf, generator, optimizer, grad_clip) -> None:  # type: ignore[no-untyped-def]
+def _learn(session, model, estimator: Estimator, lesson: Lesson, optimizer, grad_clip) -> None:  # type: ignore[no-untyped-def]
     """All optimizer steps of one batch."""
     with session.accelerator.autocast():
-        for loss in estimator.losses(model, images, error_of, generator):
+        for loss in estimator.losses(model, lesson):
             session.accelerator.backward(loss)
             if grad_clip is not None:
                 session.accelerator.clip_grad_norm_(model.policy.parameters(), grad_clip)
             optimizer.step()
             optimizer.zero_grad()
+
+
+def error_of(session: Session, learner: Learner, images: Tensor, target: Target) -> ErrorOf:
+    """E(x, M) as the run's `error` defines it: the task's, or the distance to what the all-fine model says."""
+    model, task = learner.model, learner.task
+
+    def of_task(features: Features) -> Tensor:
+        return task.error(task.output(model, features), repeat_target(target, features.batch // images.shape[0]))
+
+    if session.config.error == "task":
+        return of_task
+    with torch.no_grad(), session.accelerator.autocast():
+        pyramid = model.pyramid(images)
+        fine = uniform_splits(pyramid.grid, pyramid.batch, split=True, device=images.device)
+        dense = task.output(model, model.encode(pyramid, build_layout(fine, pyramid.valid)))
+
+    def of_distance(features: Features) -> Tensor:
+        reference = repeat_target({"dense": dense}, features.batch // images.shape[0])["dense"]
+        return task.distance(task.output(model, features), reference)
+
+    return of_distance

@@ -22,7 +22,7 @@ class Masks(Protocol):
 
     def __call__(self, pyramid: Pyramid, images: Tensor, generator: torch.Generator) -> Splits: ...
 
-    def policy_loss(self, logits: tuple[Tensor, ...], labels: Splits) -> Tensor | None:
+    def policy_loss(self, logits: tuple[Tensor, ...], labels: Splits, valid: Tensor | None) -> Tensor | None:
         """Loss of the policy on the partitions just used, or None if it does not learn here."""
 
     def after(self, fraction: float) -> dict[str, float]:
@@ -49,7 +49,7 @@ class PolicyMasks:
         logits = self.model.logits(pyramid, images, generator=generator)
         return Decision("image", budget)(logits, pyramid.grid, pyramid.valid)
 
-    def policy_loss(self, logits: tuple[Tensor, ...], labels: Splits) -> Tensor | None:
+    def policy_loss(self, logits: tuple[Tensor, ...], labels: Splits, valid: Tensor | None) -> Tensor | None:
         return None
 
     def after(self, fraction: float) -> dict[str, float]:
@@ -78,8 +78,8 @@ class WarmStartMasks:
     def __call__(self, pyramid: Pyramid, images: Tensor, generator: torch.Generator) -> Splits:
         return pseudo_labels(pyramid, self.tau.tau)
 
-    def policy_loss(self, logits: tuple[Tensor, ...], labels: Splits) -> Tensor | None:
-        return imitation_loss(logits, labels)
+    def policy_loss(self, logits: tuple[Tensor, ...], labels: Splits, valid: Tensor | None) -> Tensor | None:
+        return imitation_loss(logits, labels, valid)
 
     def after(self, fraction: float) -> dict[str, float]:
         self.tau.update(fraction)

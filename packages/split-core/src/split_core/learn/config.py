@@ -50,6 +50,15 @@ class EstimatorConfig(PluginConfig):
         return 1.0 if self.schedule == "constant" else 0.5 * (1 + math.cos(math.pi * progress))
 
 
+def check_price(dual: DualConfig, steps: int) -> None:
+    """Refuse a run whose every batch goes into measuring the price of a token."""
+    if dual.init is None and 0 < steps <= dual.price_batches:
+        raise ValueError(
+            f"the {steps} batches of these images are all spent on measuring the price of a token"
+            f" (dual.price_batches={dual.price_batches}); give more images, or dual.init a number"
+        )
+
+
 class PPOConfig(EstimatorConfig):
     """Whole-mask PPO; defaults are the paper's (Sec. 3.3, App. A)."""
 
@@ -62,10 +71,42 @@ class PPOConfig(EstimatorConfig):
 
     @model_validator(mode="after")
     def _check_price(self) -> PPOConfig:
-        steps = self.images // self.batch_size
-        if self.dual.init is None and 0 < steps <= self.dual.price_batches:
-            raise ValueError(
-                f"the {steps} batches of images={self.images} are all spent on measuring the price of a token"
-                f" (dual.price_batches={self.dual.price_batches}); give more images, or dual.init a number"
-            )
+        check_price(self.dual, self.images // self.batch_size)
         return self
+
+
+class CreditConfig(EstimatorConfig):
+    """Per-parent credit through the union sequence. Not in the paper; see learn/credit.py."""
+
+    lr: float = Field(1e-3, gt=0, description="peak learning rate of the policy")
+    batch_size: int = Field(64, ge=1, description="images per step")
+    masks: int = Field(1, ge=1, description="random masks per image, whose credits are averaged")
+    softness: float = Field(0.0, ge=0, lt=0.5, description="gates are drawn at this and one minus this, not at 0 and 1")
+    clip: float = Field(3.0, gt=0, description="largest target, in running standard deviations")
+    huber: float = Field(1.0, gt=0, description="where the regression's loss turns from square to linear, likewise")
+    repeats: int = Field(4, ge=1, description="updates per batch: one on it, the others on earlier ones")
+    replay: int = Field(64, ge=1, description="earlier batches kept for that")
+
+
+class GateConfig(EstimatorConfig):
+    """Straight-through gates, the differentiable rivals of App. B; see learn/gate.py."""
+
+    lr: float = Field(1e-3, gt=0, description="peak learning rate of the policy")
+    batch_size: int = Field(64, ge=1, description="images per step")
+    relax: Literal["union", "blend"] = Field(
+        "union", description="all scales in one weighted sequence, or fine tokens that mix the scales"
+    )
+    temperature: float = Field(1.0, gt=0, description="of the relaxed gates")
+    dual: DualConfig = Field(DualConfig(), description="the multiplier of the token budget")
+
+    @model_validator(mode="after")
+    def _check_price(self) -> GateConfig:
+        check_price(self.dual, self.images // self.batch_size)
+        return self
+
+
+class SupervisedConfig(EstimatorConfig):
+    """Labelled objects as targets: a bound, not a rival."""
+
+    lr: float = Field(1e-3, gt=0, description="peak learning rate of the policy")
+    batch_size: int = Field(64, ge=1, description="images per step")

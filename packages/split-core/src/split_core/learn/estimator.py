@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from split_core.features import Features
@@ -18,6 +18,24 @@ from split_core.model import SplitViT
 
 ErrorOf = Callable[[Features], Float[Tensor, " b"]]
 """E(x, M) per image, or per rollout when the features hold K * b of them (row k * b + i is image i)."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One batch to learn from.
+
+    Args:
+        images: (b, ch, H, W) normalised.
+        error_of: error of each image, or of each rollout, from what the backbone made of it.
+        generator: source of everything random.
+        objects: (b, r, c) fine cells on labelled objects, for estimators that are bounds to compare with; None
+            where nothing is labelled.
+    """
+
+    images: Float[Tensor, "b ch H W"]
+    error_of: ErrorOf
+    generator: torch.Generator | None = None
+    objects: Bool[Tensor, "b r c"] | None = None
 
 
 @dataclass(frozen=True)
@@ -36,15 +54,16 @@ class EstimatorContext:
 
 
 class Estimator:
-    """Base of all estimators: yields losses, keeps its own state, reports numbers."""
+    """Base of all estimators: yields losses, keeps its own state, reports numbers.
 
-    def losses(
-        self,
-        model: SplitViT,
-        images: Float[Tensor, "b ch H W"],
-        error_of: ErrorOf,
-        generator: torch.Generator | None = None,
-    ) -> Iterator[Tensor]:
+    Class attributes:
+        holds_budget: its policy spends the budget at the 0.5 threshold. Otherwise logits only order the parents, and
+            after learning the threshold is set on training images (labels unused).
+    """
+
+    holds_budget: ClassVar[bool] = True
+
+    def losses(self, model: SplitViT, lesson: Lesson) -> Iterator[Tensor]:
         """One loss for each optimizer step on this batch; the caller steps between two of them."""
         raise NotImplementedError(f"{type(self).__name__} does not define losses")
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from split_core.decision import Decision, decision_entropy, existing, log_prob
 from split_core.learn.config import PPOConfig
 from split_core.learn.dual import Dual, token_price
-from split_core.learn.estimator import ErrorOf, Estimator, EstimatorContext
+from split_core.learn.estimator import ErrorOf, Estimator, EstimatorContext, Lesson
 from split_core.model import SplitViT
 from split_core.quadtree import build_layout
 from split_core.types import Pyramid, Splits
@@ -67,16 +67,11 @@ class PPO(Estimator):
         self.dual = Dual(config.dual, context.budget)
         self._metrics: dict[str, float] = {}
 
-    def losses(
-        self,
-        model: SplitViT,
-        images: Float[Tensor, "b ch H W"],
-        error_of: ErrorOf,
-        generator: torch.Generator | None = None,
-    ) -> Iterator[Tensor]:
+    def losses(self, model: SplitViT, lesson: Lesson) -> Iterator[Tensor]:
+        images = lesson.images
         with torch.no_grad():
             pyramid = model.pyramid(images)
-            rollouts = sample_rollouts(model, pyramid, images, error_of, self.config.rollouts, generator)
+            rollouts = sample_rollouts(model, pyramid, images, lesson.error_of, self.config.rollouts, lesson.generator)
         if self.dual.measuring:
             price = token_price(rollouts.error, rollouts.fraction, rollouts.score, self._weight(rollouts))
             self.dual.measure(self.context.mean(float(price)))
@@ -88,9 +83,10 @@ class PPO(Estimator):
         described = self._describe(rollouts) | {"advantage_std": float(gain.std())}
         for epoch in range(self.config.epochs):
             logits = model.logits(pyramid, images)
-            now = log_prob(logits, rollouts.splits).view_as(gain)
+            now = log_prob(logits, rollouts.splits, pyramid.valid).view_as(gain)
             loss, clipped, kl = ppo_loss(now, rollouts.log_prob, gain, self.config.clip)
-            entropy = decision_entropy(logits, rollouts.splits).mean() / sum(logit.shape[1] for logit in logits)
+            parents = sum(logit.shape[1] for logit in logits)
+            entropy = decision_entropy(logits, rollouts.splits, pyramid.valid).mean() / parents
             described |= {
                 f"clip_fraction_{epoch + 1}": float(clipped),
                 f"kl_{epoch + 1}": float(kl),
@@ -138,10 +134,10 @@ def sample_rollouts(
     shape = (times, pyramid.batch)
     return Rollouts(
         splits=splits,
-        log_prob=log_prob(logits, splits).view(shape),
+        log_prob=log_prob(logits, splits, pyramid.valid).view(shape),
         error=error.view(shape),
         fraction=layout.token_fraction.view(shape),
-        score=_score(logits, splits).view(shape),
+        score=_score(logits, splits, pyramid.valid).view(shape),
         deployed=deployed.token_fraction,
     )
 
@@ -176,9 +172,9 @@ def ppo_loss(
     return -surrogate.mean(), clipped, kl
 
 
-def _score(logits: tuple[Tensor, ...], splits: Splits) -> Float[Tensor, " kb"]:
+def _score(logits: tuple[Tensor, ...], splits: Splits, valid: Tensor | None) -> Float[Tensor, " kb"]:
     total = torch.zeros(splits.batch, device=logits[0].device)
-    for logit, mask, asked in zip(logits, splits.masks, existing(splits), strict=True):
+    for logit, mask, asked in zip(logits, splits.masks, existing(splits, valid), strict=True):
         p = logit.float().sigmoid().repeat(splits.batch // logit.shape[0], 1)
         total += ((mask.flatten(1).float() - p) * asked).sum(1)
     return total

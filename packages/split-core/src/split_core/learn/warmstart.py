@@ -10,7 +10,7 @@ to make the labels easy), so the backbone learns from the task alone.
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -49,10 +49,12 @@ def pseudo_labels(pyramid: Pyramid, tau: float) -> Splits:
     return Splits(tuple(masks), pyramid.grid)
 
 
-def imitation_loss(logits: tuple[Float[Tensor, "b _"], ...], labels: Splits) -> Float[Tensor, ""]:
+def imitation_loss(
+    logits: tuple[Float[Tensor, "b _"], ...], labels: Splits, valid: Bool[Tensor, "b r c"] | None = None
+) -> Float[Tensor, ""]:
     """Mean binary cross-entropy over the parents that exist under the labels."""
     total, count = (logits[0].new_zeros((), dtype=torch.float32) for _ in range(2))
-    for logit, mask, asked in zip(logits, labels.masks, existing(labels), strict=True):
+    for logit, mask, asked in zip(logits, labels.masks, existing(labels, valid), strict=True):
         loss = F.binary_cross_entropy_with_logits(logit.float(), mask.flatten(1).float(), reduction="none")
         total = total + (loss * asked).sum()
         count = count + asked.sum()

@@ -1,0 +1,140 @@
+"""All cells of all scales in one sequence, each counting in part: a mixed forward that is differentiable in its splits.
+
+    gate of a parent   g in [0, 1]      it splits if 1
+    weight of a cell   product of the gates above it, times (1 - its own gate)
+
+The weights multiply the keys of every attention and the tokens of every pooling. At binary gates only the leaves
+count, and the result is that of the mixed sequence; one backward gives dE/dg of every parent at once. Not in the
+paper, whose appendix B argues against differentiable rivals; `credit` and `gate` are built on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from split_core.attention.weighted import WeightedAttention
+from split_core.errors import SplitError
+from split_core.features import Features, Pooling
+from split_core.model import SplitViT
+from split_core.quadtree import leaf_weights, valid_at
+from split_core.types import Grid, Layout, Pyramid, upsample
+
+Gates = tuple[Float[Tensor, "b _"], ...]
+"""Index s - 1: (b, n_s) gates of the parents at scale s."""
+
+
+@dataclass(frozen=True)
+class UnionFeatures(Features):
+    """Features of a union sequence: what heads read, weighted.
+
+    Args:
+        weights: (b, n_s) of the cells of each scale, fine first.
+    """
+
+    weights: tuple[Float[Tensor, "b _"], ...] = ()
+
+    @property
+    def patches(self) -> Float[Tensor, "t d"]:
+        """Not to be had: each cell is there in part only.
+
+        Raises:
+            SplitError: always.
+        """
+        raise SplitError(
+            "a head that learns through the union sequence must read features.prefix, mean() or dense(), "
+            "because its patch tokens count in part"
+        )
+
+    def dense(self, tap: int | None = None) -> Float[Tensor, "b d r c"]:
+        """Mixture, for every fine cell, of the cells over it at all scales, by their weights."""
+        rows, cols = self.layout.grid.cells
+        return sum(
+            (
+                upsample((level * weight.unsqueeze(-1)).transpose(1, 2).unflatten(2, self.layout.grid.shape(s)), 1 << s)
+                for s, (level, weight) in enumerate(zip(self._levels(tap), self.weights, strict=True))
+            ),
+            start=torch.zeros((), device=self.tokens.device, dtype=self.tokens.dtype),
+        )[..., :rows, :cols]
+
+    def mean(self, pooling: Pooling, *, prefix: bool = False) -> Float[Tensor, "b d"]:
+        """Mean over the cells by weight, and by area with `area`."""
+        grid = self.layout.grid
+        areas = _areas(grid, self.layout.owner) if pooling == "area" else [1.0] * (grid.stages + 1)
+        shares = [weight * area for weight, area in zip(self.weights, areas, strict=True)]
+        total = torch.stack([share.sum(1) for share in shares]).sum(0)[:, None]
+        weighted = torch.stack(
+            [(level * share.unsqueeze(-1)).sum(1) for level, share in zip(self._levels(None), shares, strict=True)]
+        ).sum(0)
+        if not prefix:
+            return weighted / total
+        return (weighted + self.prefix.sum(1)) / (total + self.prefix.shape[1])
+
+    def _levels(self, tap: int | None) -> tuple[Float[Tensor, "b _ d"], ...]:
+        grid = self.layout.grid
+        tokens = self.tokens if tap is None else self.taps[tap]
+        cells = tokens.index_select(0, self.packed.patch_index).unflatten(0, (-1, grid.total))
+        return cells.split([grid.size(s) for s in range(grid.stages + 1)], dim=1)
+
+
+def encode_union(model: SplitViT, pyramid: Pyramid, gates: Gates, *, taps: tuple[int, ...] = ()) -> UnionFeatures:
+    """Run the backbone on every cell of the pyramid, each with its weight under the gates.
+
+    Args:
+        gates: of K * b images for a pyramid of b; row k * b + i is image i.
+    """
+    batch = gates[0].shape[0]
+    valid = pyramid.valid
+    if valid is not None:
+        valid = valid.repeat(batch // pyramid.batch, 1, 1)
+    weights = leaf_weights(gates, pyramid.grid, valid)
+    layout = union_layout(pyramid.grid, batch, gates[0].device)
+    if valid is not None:
+        layout = replace(layout, owner=layout.owner.masked_fill(~valid, -1), valid_cells=valid.flatten(1).sum(1))
+    prefix = model.positions.prefix()
+    ones = weights[0].new_ones(batch, 0 if prefix is None else prefix.shape[0])
+    attention = WeightedAttention(torch.cat([ones, *weights], 1))
+    features = model.encode(pyramid, layout, taps=taps, attention=attention)
+    return UnionFeatures(features.tokens, features.packed, layout, features.taps, weights)
+
+
+@lru_cache(maxsize=8)
+def union_layout(grid: Grid, batch: int, device: torch.device) -> Layout:
+    """Every cell of every scale as a token: no partition, but it stands where a partition's tokens would.
+
+    `owner` names the fine cell itself and is -1 outside the canvas.
+    """
+    with torch.inference_mode(False):
+        rows, cols, scales = [], [], []
+        for s in range(grid.stages + 1):
+            n_rows, n_cols = grid.shape(s)
+            rows.append((torch.arange(n_rows, device=device) << s).repeat_interleave(n_cols))
+            cols.append((torch.arange(n_cols, device=device) << s).repeat(n_rows))
+            scales.append(torch.full((grid.size(s),), s, device=device))
+        total = grid.total
+        starts = torch.arange(batch + 1, device=device) * total
+        inside = valid_at(grid, None, device)[0]
+        owner = torch.arange(grid.size(0), device=device).view(1, *grid.shape(0)) + starts[:-1, None, None]
+        return Layout(
+            image=torch.arange(batch, device=device).repeat_interleave(total),
+            scale=torch.cat(scales).repeat(batch),
+            row=torch.cat(rows).repeat(batch),
+            col=torch.cat(cols).repeat(batch),
+            cu_seqlens=starts.int(),
+            lengths=(total,) * batch,
+            owner=owner.masked_fill(~inside, -1),
+            valid_cells=inside.flatten(1).sum(1).expand(batch),
+            grid=grid,
+            full=not grid.padded,
+        )
+
+
+def _areas(grid: Grid, owner: Tensor) -> list[Float[Tensor, "b _"]]:
+    """Valid fine cells under every cell, per scale."""
+    inside = (owner >= 0).float()[:, None]
+    return [F.avg_pool2d(inside, 1 << s).flatten(1) * 4**s for s in range(grid.stages + 1)]
