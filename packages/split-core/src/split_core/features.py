@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from split_core.packing import Packed, area_mean, dense_map, token_mean
@@ -58,3 +59,10 @@ class Features:
             return pooled
         count = (layout.valid_cells if pooling == "area" else layout.counts)[:, None]
         return (pooled * count + self.prefix.sum(1)) / (count + self.prefix.shape[1])
+
+    def weighted(self, *, prefix: bool) -> tuple[Float[Tensor, "n d"], Int[Tensor, " n"], Int[Tensor, " n"]]:
+        """Tokens, the image of each and the fine cells it covers (1 for prefix tokens); with or without the prefix."""
+        if not prefix:
+            return self.patches, self.layout.image, self.layout.area
+        area = torch.ones_like(self.packed.segments.image).index_copy(0, self.packed.patch_index, self.layout.area)
+        return self.tokens, self.packed.segments.image, area
