@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.eva import Eva
+from timm.models.vision_transformer import ParallelScalingBlock, ParallelThingsBlock, ResPostBlock, VisionTransformer
 from torch import Tensor, nn
 
 from split_core.policy import SplitPolicy, StageView
@@ -25,7 +27,36 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "no_positions": {"pos_embed": "none"},
     "embed_norm": {"embed_norm_layer": nn.LayerNorm},
     "no_head": {"num_classes": 0},
-}
+    "siglip": {"class_token": False, "global_pool": "map"},
+    "map_with_class_token": {"global_pool": "map"},
+    "post_norm": {"block_fn": ResPostBlock},
+    "parallel": {"block_fn": ParallelScalingBlock, "init_values": 0.5},
+    "parallel_things": {"block_fn": ParallelThingsBlock, "init_values": 0.5},
+    "distilled": {},
+    "eva": {},
+    "eva02": {
+        "use_rot_pos_emb": True, "ref_feat_shape": (2, 2), "swiglu_mlp": True, "scale_mlp": True, "qkv_fused": False,
+    },
+    "eva02_fused": {"use_rot_pos_emb": True, "ref_feat_shape": (16, 16), "init_values": 0.5, "scale_attn_inner": True},
+    "eva_post_norm": {"use_post_norm": True, "global_pool": "token"},
+    "dinov3": {
+        "use_rot_pos_emb": True, "use_abs_pos_emb": False, "rope_type": "dinov3", "rope_rotate_half": True,
+        "rope_temperature": 100.0, "num_reg_tokens": 4, "init_values": 0.5, "qkv_bias": False, "use_fc_norm": False,
+    },
+    "pe": {
+        "use_rot_pos_emb": True, "attn_type": "rope", "rope_grid_offset": 1.0, "rope_grid_indexing": "xy",
+        "use_pre_transformer_norm": True, "global_pool": "map", "attn_pool_num_heads": 2, "attn_pool_mlp_ratio": 2.0,
+    },
+    "rope_mixed": {
+        "use_rot_pos_emb": True, "use_abs_pos_emb": False, "rope_type": "mixed", "attn_type": "rope",
+        "rope_grid_indexing": "xy", "global_pool": "token", "init_values": 0.5,
+    },
+    "rope_axial_gap": {
+        "use_rot_pos_emb": True, "use_abs_pos_emb": False, "class_token": False, "rope_grid_indexing": "xy",
+    },
+}  # fmt: skip
+EVA = ("eva", "eva02", "eva02_fused", "eva_post_norm", "dinov3", "pe", "rope_mixed", "rope_axial_gap")
+ROTARY = ("eva02", "eva02_fused", "dinov3", "pe", "rope_mixed", "rope_axial_gap")
 
 
 def jitter(module: nn.Module, seed: int = 0, spread: float = 0.1) -> nn.Module:
@@ -37,13 +68,14 @@ def jitter(module: nn.Module, seed: int = 0, spread: float = 0.1) -> nn.Module:
     return module
 
 
-def tiny_vit(family: str = "vit", *, seed: int = 0, **options: Any) -> VisionTransformer:
+def tiny_vit(family: str = "vit", *, seed: int = 0, **options: Any) -> VisionTransformer | Eva:
     """An untrained model of 2 blocks and 32 channels on 8 px patches, in eval mode."""
     torch.manual_seed(seed)
     sizes: dict[str, Any] = {
         "img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5,
     }  # fmt: skip
-    model = VisionTransformer(**{**sizes, **FAMILIES[family], **options})
+    kind = Eva if family in EVA else VisionTransformerDistilled if "distilled" in family else VisionTransformer
+    model = kind(**{**sizes, **FAMILIES[family], **options})
     jitter(model, seed)
     return model.eval()
 
@@ -96,4 +128,4 @@ def images(batch: int, height: int = 32, width: int | None = None, *, seed: int 
 
 def relative(value: Tensor, expected: Tensor) -> float:
     """Norm of the difference as a share of the expected norm."""
-    return float((value - expected).detach().norm() / expected.norm().clamp_min(1e-12))
+    return float((value - expected).detach().norm() / expected.detach().norm().clamp_min(1e-12))

@@ -8,14 +8,19 @@ import types
 import pytest
 import timm
 import torch
+from timm.layers import AttentionPoolPrr
 from timm.models.deit import VisionTransformerDistilled
-from timm.models.vision_transformer import Block, ParallelScalingBlock, VisionTransformer
+from timm.models.eva import Eva, EvaBlock
+from timm.models.vision_transformer import Block, DiffParallelScalingBlock, VisionTransformer
 from torch import Tensor, nn
 
 from split_core.attention.masked import MaskedAttention
 from split_core.attention.sdpa import SdpaAttention
-from split_core.backbone.blocks import Stream, drop_path, probe, run_block
+from split_core.backbone.blocks import BLOCKS
 from split_core.backbone.check import check_backbone
+from split_core.backbone.pooling import pool_attention
+from split_core.backbone.probe import probe
+from split_core.backbone.stream import Stream, drop_path
 from split_core.errors import SplitError
 from split_core.packing import Segments
 from split_core.wrapping import wrap
@@ -32,7 +37,7 @@ def segments_of(*lengths: int) -> Segments:
 def test_a_packed_block_is_the_block_on_each_image_alone(family: str, backend) -> None:
     block = tiny_vit(family).blocks[0]
     x = torch.randn(12, 32, generator=torch.Generator().manual_seed(0))
-    packed = run_block(block, x, Stream(segments_of(3, 7, 2), backend))
+    packed = BLOCKS[type(block)](block, x, Stream(segments_of(3, 7, 2), backend))
     alone = torch.cat([block(part[None])[0] for part in x.split([3, 7, 2])])
     torch.testing.assert_close(packed, alone, atol=1e-5, rtol=1e-5)
 
@@ -60,8 +65,14 @@ def test_drop_path_keeps_its_share_and_its_mean() -> None:
     assert set(drop_path(block.drop_path1, ones, segments_of(*[1] * 4000)).unique().tolist()) == {0.0, 1.0}
 
 
-def patched(kind: str) -> VisionTransformer:
-    model = tiny_vit()
+def with_pool(pool: nn.Module) -> VisionTransformer:
+    model = tiny_vit("siglip")
+    model.attn_pool = pool
+    return model
+
+
+def patched(kind: str, family: str = "vit") -> VisionTransformer | Eva:
+    model = tiny_vit("siglip" if kind.startswith("pool") else family)
     block = model.blocks[1]
     if kind == "block":
         block.forward = types.MethodType(lambda self, x: Block.forward(self, x) + 1, block)
@@ -70,6 +81,15 @@ def patched(kind: str) -> VisionTransformer:
         block.attn.forward = lambda x, **options: inner(x.flip(1), **options)
     elif kind == "hook":
         block.register_forward_hook(lambda module, args, out: 2 * out)
+    elif kind == "pool":
+        model.attn_pool.register_forward_hook(lambda module, args, out: 2 * out)
+    elif kind == "pool_positions":
+        model.attn_pool.pos_embed = nn.Parameter(torch.zeros(16, 32))
+    elif kind == "rope_kind":
+        model.rope = nn.Identity()
+    elif kind == "rope":
+        inner_rope = model.rope.get_embed
+        model.rope.get_embed = lambda *args, **options: inner_rope(*args, **options).roll(1, 0)
     return model
 
 
@@ -78,34 +98,47 @@ class Subclassed(VisionTransformer):
         return super()._pos_embed(x).flip(1)
 
 
+class OwnHead(VisionTransformerDistilled):
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        return x.mean(1)
+
+
 class OwnAttention(timm.models.vision_transformer.Attention):
     pass
 
 
 SIZES = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
 REFUSED = {
-    "resnet": (lambda: timm.create_model("resnet10t"), "cannot wrap a ResNet: a timm VisionTransformer is needed"),
+    "resnet": (lambda: timm.create_model("resnet10t"), "cannot wrap a ResNet: a timm VisionTransformer or Eva is"),
     "swin": (
         lambda: timm.create_model("swin_tiny_patch4_window7_224", embed_dim=24, depths=(1, 1), num_heads=(1, 2)),
         "cannot wrap a SwinTransformer",
     ),
     "beit": (
-        lambda: timm.create_model("beit_base_patch16_224", embed_dim=24, depth=1, num_heads=2), "cannot wrap a Beit",
+        lambda: timm.create_model("beit_base_patch16_224", embed_dim=24, depth=1, num_heads=2),
+        "independent of a fixed grid; its attention adds a bias for each pair of cells",
     ),
     "linear": (lambda: nn.Linear(2, 2), "cannot wrap a Linear"),
     "wrapped": (lambda: wrap(tiny_vit(), Bright()), "already wrapped; call .unwrap() first"),
     "patch_drop": (lambda: tiny_vit(patch_drop_rate=0.5), "patch_drop: it removes tokens"),
-    "attention_pool": (lambda: tiny_vit(global_pool="map", class_token=False), "attention pooling (global_pool='map')"),
-    "max_pool": (lambda: tiny_vit(global_pool="max"), "global_pool='max'; 'token' and 'avg' are supported"),
-    "no_pool": (lambda: tiny_vit(global_pool="", num_classes=0), "global_pool=''; 'token' and 'avg' are supported"),
-    "parallel_blocks": (lambda: tiny_vit(block_fn=ParallelScalingBlock), "blocks.0 is a ParallelScalingBlock"),
+    "eva_patch_drop": (lambda: tiny_vit("eva02", patch_drop_rate=0.5), "patch_drop: it removes tokens"),
+    "attention_pool": (lambda: with_pool(AttentionPoolPrr(32, 2)), "attention pooling is a AttentionPoolPrr"),
+    "pool_with_positions": (lambda: patched("pool_positions"), "attention pooling adds positions of a fixed grid"),
+    "patched_pool": (lambda: patched("pool"), "attn_pool (AttentionPoolLatent) gives other values"),
+    "max_pool": (lambda: tiny_vit(global_pool="max"), "global_pool='max'; 'token', 'avg' and 'map' are supported"),
+    "no_pool": (lambda: tiny_vit(global_pool="", num_classes=0), "global_pool=''; 'token', 'avg' and 'map' are"),
+    "differential": (lambda: tiny_vit(block_fn=DiffParallelScalingBlock), "blocks.0 is a DiffParallelScalingBlock"),
     "attention_subclass": (
         lambda: tiny_vit(attn_layer=OwnAttention), "blocks.0 is a OwnAttention, which has no packed",
     ),
     "patched_block": (lambda: patched("block"), "blocks.1 (Block) gives other values packed than by itself"),
     "patched_attention": (lambda: patched("attention"), "blocks.1 (Block) gives other values"),
     "hooked_block": (lambda: patched("hook"), "blocks.1 (Block) gives other values"),
-    "distilled": (lambda: jitter(VisionTransformerDistilled(**SIZES)), "VisionTransformerDistilled, which has its own"),
+    "patched_eva": (lambda: patched("attention", "eva02"), "blocks.1 (EvaBlock) gives other values"),
+    "rope_of_another_kind": (lambda: patched("rope_kind", "eva02"), "rotary positions are a Identity; known are"),
+    "rope_of_other_angles": (lambda: patched("rope", "dinov3"), "RotaryEmbeddingDinoV3 gives other angles than its"),
+    "rope_augmented": (lambda: tiny_vit("dinov3", rope_rescale_coords=2.0), "shifts, jitters or rescales"),
+    "own_head": (lambda: jitter(OwnHead(**SIZES)), "cannot wrap a OwnHead, which has its own forward_head"),
     "own_positions": (lambda: jitter(Subclassed(**SIZES)), "cannot wrap a Subclassed, which has its own _pos_embed"),
     "hybrid": (
         lambda: timm.create_model("vit_tiny_r_s16_p8_224", embed_dim=24, depth=1, num_heads=2),
@@ -133,8 +166,39 @@ def test_every_family_is_accepted_unchanged(family: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_other_precisions_pass_the_probe(dtype: torch.dtype) -> None:
-    check_backbone(tiny_vit().to(dtype))
+@pytest.mark.parametrize("family", ["vit", "eva02", "dinov3", "pe", "rope_mixed", "siglip"])
+def test_other_precisions_pass_the_probe(family: str, dtype: torch.dtype) -> None:
+    wrap(tiny_vit(family).to(dtype), Bright())
+
+
+def test_pooling_by_attention_is_that_of_each_image_alone() -> None:
+    pool = tiny_vit("siglip").attn_pool
+    x = torch.randn(12, 32, generator=torch.Generator().manual_seed(0))
+    lengths = (3, 7, 2)
+    packed = pool_attention(pool, x, segments_of(*lengths).image, 3, torch.ones(12))
+    alone = torch.cat([pool(part[None]) for part in x.split(lengths)])
+    torch.testing.assert_close(packed, alone, atol=1e-5, rtol=1e-5)
+    area = torch.tensor([4, 1, 1, *[1] * 7, 16, 1])
+    repeated = [
+        part.repeat_interleave(times, 0) for part, times in zip(x.split(lengths), area.split(lengths), strict=True)
+    ]
+    expected = torch.cat([pool(part[None]) for part in repeated])
+    packed = pool_attention(pool, x, segments_of(*lengths).image, 3, area.float())
+    torch.testing.assert_close(packed, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"num_kv_heads": 1}, {"gated_attn": True}, {"qk_norm": True}], ids=str)
+@pytest.mark.parametrize("attn_type", ["rope", "eva"])
+def test_variants_of_the_eva_block(attn_type: str, options: dict) -> None:
+    """Grouped queries, gates and q/k norms, which few models have."""
+    if attn_type == "eva" and "num_kv_heads" in options:
+        return  # timm offers them with attn_type="rope" only
+    block = EvaBlock(32, 2, attn_type=attn_type, qkv_fused=False, num_prefix_tokens=1, **options)
+    probe(jitter(block), 0, 32, rope="shared", prefix=1)
+    broken = copy.deepcopy(block)
+    broken.attn.scale = 2 * block.attn.scale
+    with pytest.raises(SplitError, match=r"blocks\.0 \(EvaBlock\) gives other values"):
+        probe(broken, 0, 32, rope="shared", prefix=1)
 
 
 def test_the_probe_leaves_the_mode_of_every_module() -> None:

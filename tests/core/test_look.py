@@ -44,7 +44,7 @@ def test_the_context_is_the_coarse_sequence_after_the_first_blocks(family: str, 
     pyramid = plain.pyramid(picture)
     layout = build_layout(uniform_splits(pyramid.grid, 2, split=False))
     packed = plain.pack(pyramid, layout)
-    tokens, _ = plain.run(packed.tokens, plain.stream(packed), stop=2)
+    tokens, _ = plain.run(packed.tokens, plain.streams(packed, layout), stop=2)
     patches = tokens[packed.patch_index]
     cols = pyramid.grid.shape(2)[1]
     for index in range(layout.total):
@@ -81,14 +81,14 @@ def test_carried_children_add_what_their_ancestor_learned() -> None:
     layout = model.decide(pyramid, picture)
     coarse = build_layout(uniform_splits(pyramid.grid, 1, split=False))
     start = model.pack(pyramid, coarse)
-    change = model.run(start.tokens, model.stream(start), stop=1)[0] - start.tokens
+    change = model.run(start.tokens, model.streams(start, coarse), stop=1)[0] - start.tokens
     packed = model.pack(pyramid, layout)
     x = packed.tokens.clone()
     x[packed.prefix_index[0]] += change[start.prefix_index[0]]
     for index in range(layout.total):
         row, col = int(layout.row[index]) // 2, int(layout.col[index]) // 2
         x[packed.patch_index[index]] += change[start.patch_index[2 * row + col]]
-    expected, _ = model.run(x, model.stream(packed), start=1)
+    expected, _ = model.run(x, model.streams(packed, layout), start=1)
     assert relative(model.encode(pyramid, layout).tokens, model.vit.norm(expected)) < 1e-5
 
 

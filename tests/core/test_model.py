@@ -15,6 +15,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from split_core.backbone.blocks import BLOCKS
 from split_core.decision import Decision
 from split_core.errors import SplitError
 from split_core.model import SplitViT, check_images
@@ -23,7 +24,7 @@ from split_core.quadtree import build_layout, uniform_splits
 from split_core.types import Grid, Layout, Splits
 from split_core.wrapping import check_options, wrap
 from strategies import bits
-from tiny import FAMILIES, Bright, Everywhere, Linear, Logits, images, jitter, relative, tiny_vit
+from tiny import FAMILIES, ROTARY, Bright, Everywhere, Linear, Logits, images, jitter, relative, tiny_vit
 
 
 def dense(vit: VisionTransformer, stages: int = 2, **options: Any) -> SplitViT:
@@ -54,7 +55,7 @@ def test_all_fine_is_the_timm_model_forward_and_gradient(family: str, mode: str)
         assert (packed[name] - gradient).norm() <= 1e-4 * gradient.norm() + 1e-6, name
 
 
-@pytest.mark.parametrize("family", ["vit", "gap", "registers", "deit3"])
+@pytest.mark.parametrize("family", ["vit", "gap", "registers", "deit3", "siglip", "distilled", "eva", *ROTARY])
 @pytest.mark.parametrize("size", [(48, 48), (16, 64), (24, 40)], ids=str)
 def test_all_fine_at_another_size_is_timms_dynamic_model(family: str, size: tuple[int, int]) -> None:
     expected = tiny_vit(family, dynamic_img_size=True)(images(2, *size))
@@ -74,7 +75,9 @@ def test_features_of_all_fine_are_timms_token_by_token() -> None:
 SIZES = [(32, 32), (230, 210), (96, 96), (15, 40), (8, 64), (64, 8), (1, 1), (33, 31)]
 
 
-@pytest.mark.parametrize("family", ["vit", "gap", "gap_with_class_token", "registers_without_position", "clip"])
+@pytest.mark.parametrize(
+    "family", ["vit", "gap", "gap_with_class_token", "registers_without_position", "clip", "siglip", *ROTARY]
+)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_a_packed_batch_is_its_images_one_by_one(family: str, size: tuple[int, int]) -> None:
     model = wrap(tiny_vit(family), Bright(), stages=2).eval()
@@ -145,6 +148,38 @@ def test_area_pooling_weighs_tokens_by_what_they_cover() -> None:
         by_token = torch.stack([part.mean(0) for part in parts])
         expected = features.dense().mean((2, 3)) if pooling == "area" else by_token
         torch.testing.assert_close(model.forward_head(features), vit.head(vit.fc_norm(expected)), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["vit", "eva02", "distilled"])
+def test_gradient_checkpointing_changes_memory_and_no_value(family: str, monkeypatch) -> None:
+    runs: list[int] = []
+    block = type(tiny_vit(family).blocks[0])
+    execute = BLOCKS[block]
+    monkeypatch.setitem(BLOCKS, block, lambda *args: (runs.append(1), execute(*args))[1])
+    results = []
+    for enable in (False, True):
+        vit = tiny_vit(family)
+        model = wrap(vit, Bright(), stages=2)
+        vit.set_grad_checkpointing(enable)
+        runs.clear()
+        out = model(images(3, 40))
+        results.append((out.detach(), gradients(vit, out), len(runs)))
+        with torch.no_grad():
+            assert torch.equal(model(images(3, 40)), results[0][0])
+    (plain, expected, once), (again, own, twice) = results
+    assert torch.equal(again, plain)
+    assert (once, twice) == (2, 4)  # every block runs again in the backward
+    for name, gradient in expected.items():
+        torch.testing.assert_close(own[name], gradient, msg=name)
+
+
+def test_both_heads_of_a_distilled_model() -> None:
+    vit = tiny_vit("distilled")
+    model = dense(vit)
+    vit.set_distilled_training()
+    model.train()
+    for own, expected in zip(model(images(2)), vit(images(2)), strict=True):
+        assert relative(own.detach(), expected.detach()) <= 1e-5
 
 
 def test_drop_path_of_the_whole_model_acts_per_image() -> None:
@@ -289,14 +324,15 @@ def test_unwrap_gives_back_the_model_as_it_was() -> None:
     assert relative(again(images(2)).detach(), before) <= 1e-5
 
 
-def moved_model() -> SplitViT:
-    model = wrap(tiny_vit(), Linear(), stages=2).eval()
+def moved_model(family: str = "vit") -> SplitViT:
+    model = wrap(tiny_vit(family), Linear(), stages=2).eval()
     return jitter(model, seed=7, spread=0.02)  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"])
-def test_copies_are_equal_and_independent(clone) -> None:
-    model, picture = moved_model(), images(2, 40)
+@pytest.mark.parametrize("family", ["vit", "eva02", "rope_mixed"])
+def test_copies_are_equal_and_independent(family: str, clone) -> None:
+    model, picture = moved_model(family), images(2, 40)
     with torch.no_grad():
         expected = model(picture)
         twin = clone(model)
@@ -304,14 +340,17 @@ def test_copies_are_equal_and_independent(clone) -> None:
         assert torch.equal(twin(picture), expected)
         assert twin.embed.proj is twin.vit.patch_embed.proj
         assert twin.positions.vit is twin.vit
+        assert twin.rope.vit is twin.vit
         for parameter in twin.parameters():
             parameter.mul_(1.5)
         assert relative(twin(picture), expected) > 1e-2
         assert torch.equal(model(picture), expected)
 
 
-def test_state_dict_round_trip() -> None:
-    model, other, picture = moved_model(), wrap(tiny_vit(seed=3), Linear(), stages=2).eval(), images(2, 40)
+@pytest.mark.parametrize("family", ["vit", "distilled", "rope_mixed"])
+def test_state_dict_round_trip(family: str) -> None:
+    model, picture = moved_model(family), images(2, 40)
+    other = wrap(tiny_vit(family, seed=3), Linear(), stages=2).eval()
     with torch.no_grad():
         expected = model(picture)
         assert relative(other(picture), expected) > 1e-2
@@ -324,9 +363,10 @@ def test_state_dict_round_trip() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_other_precisions(dtype: torch.dtype, when: str) -> None:
+@pytest.mark.parametrize("family", ["vit", "eva02", "dinov3", "pe", "rope_mixed"])
+def test_other_precisions(family: str, dtype: torch.dtype, when: str) -> None:
     picture = images(2, 40)
-    vit = tiny_vit()
+    vit = tiny_vit(family)
     exact = wrap(copy.deepcopy(vit), Everywhere(), stages=2).eval()(picture).detach()
     model = wrap(vit.to(dtype) if when == "before" else vit, Linear(), stages=2).eval().to(picture.device)
     model = model.to(dtype) if when == "after" else model
@@ -337,7 +377,7 @@ def test_other_precisions(dtype: torch.dtype, when: str) -> None:
     assert relative(model(picture.to(dtype)).detach().float(), exact) <= (1e-5 if dtype == torch.float64 else 5e-2)
 
 
-@pytest.mark.parametrize("family", ["vit", "qk_norm", "gap", "no_positions"])
+@pytest.mark.parametrize("family", ["vit", "qk_norm", "gap", "no_positions", "siglip", "eva02", "rope_mixed"])
 def test_autocast(family: str) -> None:
     vit, picture = tiny_vit(family), images(2, 32)
     model = wrap(vit, Bright(), stages=2).eval()
@@ -430,8 +470,9 @@ def counted_forward(model: SplitViT, batch: int, size: tuple[int, int] = (60, 44
     "rule", [{"budget": 0.5}, {}, {"budget": 0.5, "rule": "batch"}], ids=["image", "threshold", "batch"]
 )
 @pytest.mark.parametrize("attention", ["sdpa", "masked"])
-def test_a_forward_reads_the_device_once(rule: dict[str, Any], attention: str, monkeypatch) -> None:
-    model = wrap(tiny_vit("registers"), Bright(), stages=2, attention=attention, **rule).eval()
+@pytest.mark.parametrize("family", ["registers", "eva02", "rope_mixed", "siglip"])
+def test_a_forward_reads_the_device_once(family: str, rule: dict[str, Any], attention: str, monkeypatch) -> None:
+    model = wrap(tiny_vit(family), Bright(), stages=2, attention=attention, **rule).eval()
     with torch.no_grad():
         model(images(3, 60, 44))  # the probe of the backend, the position table and the fold happen once
         seen = Reads(monkeypatch)
@@ -450,8 +491,9 @@ def test_a_forward_reads_the_device_once(rule: dict[str, Any], attention: str, m
     ],
     ids=["uniform", "ragged", "batch_rule"],
 )
-def test_the_number_of_operations_does_not_depend_on_the_batch(options: dict[str, Any]) -> None:
-    model = wrap(tiny_vit(), Bright(), stages=2, **options).eval()
+@pytest.mark.parametrize("family", ["vit", "eva02", "rope_mixed", "pe"])
+def test_the_number_of_operations_does_not_depend_on_the_batch(family: str, options: dict[str, Any]) -> None:
+    model = wrap(tiny_vit(family), Bright(), stages=2, **options).eval()
     # sdpa's single call needs equal lengths, which the image rule gives where every split costs the same
     size = (64, 32) if options["attention"] == "sdpa" else (60, 44)
     counted_forward(model, 1, size)

@@ -23,7 +23,7 @@ from split_core.wrapping import wrap
 from strategies import Case, cases
 from tiny import Bright, images, jitter, relative, tiny_vit
 
-POOLED = ["vit", "gap", "gap_over_prefix", "registers_without_position", "dinov2", "qk_norm"]
+FAMILIES = ["vit", "gap", "gap_over_prefix", "dinov2", "siglip", "map_with_class_token", "eva02", "dinov3", "pe"]
 
 
 class Late(SplitPolicy):
@@ -52,7 +52,7 @@ def random_splits(pyramid: Pyramid, times: int = 1, seed: int = 0) -> Splits:
     return Splits(tuple(torch.rand(shape, generator=generator) < 0.5 for shape in shapes), grid)
 
 
-@pytest.mark.parametrize("family", POOLED)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("pooling", ["area", "token"])
 @pytest.mark.parametrize("size", [(32, 32), (40, 24)])
 @pytest.mark.parametrize("stages", [1, 2])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from split_core.packing import Packed, area_mean, dense_map, token_mean
@@ -58,3 +59,14 @@ class Features:
             return pooled
         count = (layout.valid_cells if pooling == "area" else layout.counts)[:, None]
         return (pooled * count + self.prefix.sum(1)) / (count + self.prefix.shape[1])
+
+    def weighted(
+        self, pooling: Pooling, *, prefix: bool
+    ) -> tuple[Float[Tensor, "n d"], Int[Tensor, " n"], Float[Tensor, " n"]]:
+        """Tokens, the image of each, and how much it counts: the cells it covers, or 1; prefix tokens count 1."""
+        segments, index = self.packed.segments, self.packed.patch_index
+        area = self.layout.area if pooling == "area" else torch.ones_like(self.layout.image)
+        weight = area.to(self.tokens.dtype)
+        if not prefix:
+            return self.patches, self.layout.image, weight
+        return self.tokens, segments.image, torch.ones_like(self.tokens[:, 0]).index_copy(0, index, weight)

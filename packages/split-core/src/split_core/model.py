@@ -9,10 +9,13 @@ from typing import Any, cast
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from split_core.attention import AttentionBackend, choose_backend
-from split_core.backbone.blocks import BLOCKS, Stream
+from split_core.backbone.blocks import BLOCKS
 from split_core.backbone.check import check_backbone
+from split_core.backbone.pooling import pool_attention
+from split_core.backbone.stream import Streams, streams
 from split_core.decision import Decision
 from split_core.errors import SplitError
 from split_core.features import Features, Pooling
@@ -21,6 +24,7 @@ from split_core.policy import SplitPolicy, StageView
 from split_core.positions import PositionTable
 from split_core.pyramid import Down, PyramidEmbed
 from split_core.quadtree import build_layout, coarse_layout
+from split_core.rope import Place, RopeTable
 from split_core.types import Layout, Look, Pyramid, Splits
 
 
@@ -38,17 +42,19 @@ class SplitViT(nn.Module):
         down: image reduction of the coarse scales.
         pooling: how models that average their tokens weigh them: by the area they cover, or equally.
         antialias: how the position table is resampled.
+        rope: where a coarse token stands for rotary positions, if the model has them.
     """
 
     def __init__(
         self, vit: nn.Module, policy: SplitPolicy, *, stages: int, decision: Decision, attention: str = "auto",
-        down: Down = "area", pooling: Pooling = "area", antialias: bool = True,
+        down: Down = "area", pooling: Pooling = "area", antialias: bool = True, rope: Place = "center",
     ) -> None:  # fmt: skip
         super().__init__()
         self.vit = check_backbone(vit)
         patch_embed = self.vit.patch_embed
         self.embed = PyramidEmbed(patch_embed.proj, norm=patch_embed.norm, stages=stages, down=down)
         self.positions = PositionTable(self.vit, antialias=antialias)
+        self.rope = RopeTable(self.vit, place=rope)
         self.policy = policy
         self.decision = decision
         self.attention = attention
@@ -56,8 +62,8 @@ class SplitViT(nn.Module):
         self.layout: Layout | None = None
         """The layout of the last forward, for inspection."""
 
-    def forward(self, images: Float[Tensor, "b ch H W"], layout: Layout | None = None) -> Tensor:
-        """What the timm model returns for these images; any H and W."""
+    def forward(self, images: Float[Tensor, "b ch H W"], layout: Layout | None = None) -> Any:
+        """What the timm model returns for these images: logits; any H and W."""
         return self.forward_head(self.forward_features(images, layout=layout))
 
     def forward_features(self, images: Float[Tensor, "b ch H W"], layout: Layout | None = None) -> Features:
@@ -104,7 +110,7 @@ class SplitViT(nn.Module):
         layout = coarse_layout(pyramid.grid, pyramid.batch, pyramid.valid, pyramid.levels[0].device)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.carries):
             packed = self.pack(pyramid, layout)
-            after, _ = self.run(packed.tokens, self.stream(packed), stop=self.depth)
+            after, _ = self.run(packed.tokens, self.streams(packed, layout), stop=self.depth)
             change = after - packed.tokens
             tokens, patch_change = (coarse_map(x.index_select(0, packed.patch_index), layout) for x in (after, change))
             return Look(tokens, patch_change, change[packed.prefix_index])
@@ -140,7 +146,7 @@ class SplitViT(nn.Module):
         if self.carries:
             assert pyramid.look is not None
             x, start = carry(pyramid.look, packed, layout), self.depth
-        x, tapped = self.run(x, self.stream(packed, attention), start=start, taps=taps)
+        x, tapped = self.run(x, self.streams(packed, layout, attention), start=start, taps=taps)
         return Features(self.vit.norm(x), packed, layout, tapped)
 
     def pack(self, pyramid: Pyramid, layout: Layout) -> Packed:
@@ -148,14 +154,14 @@ class SplitViT(nn.Module):
         packed = pack(pyramid, layout, self.positions.patches(pyramid.grid), self.positions.prefix())
         return replace(packed, tokens=self.vit.norm_pre(self.vit.pos_drop(packed.tokens)))
 
-    def stream(self, packed: Packed, attention: AttentionBackend | None = None) -> Stream:
-        """What the blocks must know of a packed batch."""
+    def streams(self, packed: Packed, layout: Layout, attention: AttentionBackend | None = None) -> Streams:
+        """What each block must know of a packed batch."""
         if attention is None:
             attention = choose_backend(self.attention, packed.tokens.device, _kernel_dtype(packed.tokens))
-        return Stream(packed.segments, attention)
+        return streams(packed, layout, attention, self.rope.cells(layout.grid), per_block=self.rope.per_block)
 
     def run(
-        self, x: Float[Tensor, "T d"], stream: Stream, *, start: int = 0, stop: int | None = None,
+        self, x: Float[Tensor, "T d"], streams: Streams, *, start: int = 0, stop: int | None = None,
         taps: Sequence[int] = (),
     ) -> tuple[Float[Tensor, "T d"], tuple[Tensor, ...]]:  # fmt: skip
         """Blocks start .. stop - 1, and the tokens after those of `taps`.
@@ -169,17 +175,25 @@ class SplitViT(nn.Module):
                 raise SplitError(f"tap {tap}: the mixed sequence passes blocks {start} to {stop - 1}")
         tapped = []
         for index, block in enumerate(self.vit.blocks[start:stop], start=start):
-            x = BLOCKS[type(block)](block, x, stream)
+            execute = BLOCKS[type(block)]
+            if self.vit.grad_checkpointing and torch.is_grad_enabled():
+                x = checkpoint(execute, block, x, streams(index), use_reentrant=False)
+            else:
+                x = execute(block, x, streams(index))
             if index in taps:
                 tapped.append(x)
         return x, tuple(tapped)
 
-    def forward_head(self, features: Features) -> Tensor:
-        """The timm model's own head on the pooled tokens."""
+    def forward_head(self, features: Features) -> Any:
+        """The timm model's own head on the pooled tokens: logits (two for a distilled model that trains as such)."""
         vit = self.vit
         if vit.global_pool == "token":
             return vit.forward_head(features.prefix)
-        pooled = features.mean(self.pooling, prefix=getattr(vit, "pool_include_prefix", False))
+        if vit.attn_pool is None:
+            pooled = features.mean(self.pooling, prefix=getattr(vit, "pool_include_prefix", False))
+        else:  # timm's Eva pools over its prefix too
+            x, image, weight = features.weighted(self.pooling, prefix=getattr(vit, "pool_include_prefix", True))
+            pooled = pool_attention(vit.attn_pool, x, image, features.batch, weight)
         return vit.head(vit.head_drop(vit.fc_norm(pooled)))
 
     def unwrap(self) -> nn.Module:

@@ -7,53 +7,91 @@ tokens have rows of their own; `PositionTable` hides that.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from split_core.types import Grid
 
+KEPT = 8
+"""Grids whose rows are kept: a stream of odd sizes must not grow without end."""
 
-class PositionTable(nn.Module):
-    """The table of a timm VisionTransformer, resampled per grid and kept until it changes.
+
+class GridTable(nn.Module):
+    """Rows for the cells of a pyramid, made once per grid and kept until what they are made from changes.
 
     Args:
-        vit: the model; read are pos_embed, cls_token, reg_token, no_embed_class, num_prefix_tokens and the
-            patch grid the table was made for.
-        antialias: how timm resamples the table (its own default is True); a table that was trained with
-            another convention must be resampled to the native size beforehand.
+        vit: the model whose tensors are read; it stays registered elsewhere.
     """
 
-    def __init__(self, vit: VisionTransformer, *, antialias: bool = True) -> None:
+    def __init__(self, vit: Any) -> None:
         super().__init__()
         object.__setattr__(self, "vit", vit)
-        self.antialias = antialias
         self._kept: dict[Grid, tuple[tuple[object, ...], Tensor]] = {}
 
-    vit: VisionTransformer
+    vit: Any
 
-    def patches(self, grid: Grid) -> Float[Tensor, "m d"] | None:
-        """Rows for every cell of every scale, fine first; None if the model has no table."""
-        table = self.vit.pos_embed
-        if table is None:
+    def _sources(self) -> tuple[Tensor, ...]:
+        """The tensors that the rows depend on; none means that there are no rows."""
+        raise NotImplementedError(f"{type(self).__name__} does not define _sources")
+
+    def _resample(self, grid: Grid) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} does not define _resample")
+
+    def _rows(self, grid: Grid) -> Tensor | None:
+        sources = self._sources()
+        if not sources:
             return None
-        if torch.is_grad_enabled() and table.requires_grad:
-            return self._resample(grid)  # the table is being trained: it differs at every step
-        version = (table.data_ptr(), table._version, table.dtype, table.device)
+        if torch.is_grad_enabled() and any(source.requires_grad for source in sources):
+            return self._resample(grid)  # the sources are being trained: they differ at every step
+        dtype = self.vit.patch_embed.proj.weight.dtype
+        version = (dtype, *((t.data_ptr(), t._version, t.dtype, t.device) for t in sources))
         kept = self._kept.get(grid)
         if kept is None or kept[0] != version:
             with torch.inference_mode(False), torch.no_grad():  # rows kept here may serve training later
                 kept = (version, self._resample(grid))
-            if len(self._kept) >= 8:  # a stream of odd sizes must not grow without end
+            if len(self._kept) >= KEPT:
                 self._kept.pop(next(iter(self._kept)))
             self._kept[grid] = kept
         return kept[1]
 
+    def train(self, mode: bool = True) -> GridTable:
+        """Switching mode drops the kept rows, so that even edits through `.data` are seen afterwards."""
+        self._kept = {}
+        return super().train(mode)
+
+    def __getstate__(self) -> dict:  # type: ignore[type-arg]
+        return {**self.__dict__, "_kept": {}}
+
+
+class PositionTable(GridTable):
+    """The table of a timm model, resampled per grid.
+
+    Args:
+        vit: the model; read are pos_embed, cls_token, dist_token, reg_token, no_embed_class, num_prefix_tokens and
+            the patch grid the table was made for.
+        antialias: how timm resamples the table (its own default is True); a table that was trained with
+            another convention must be resampled to the native size beforehand.
+    """
+
+    def __init__(self, vit: Any, *, antialias: bool = True) -> None:
+        super().__init__(vit)
+        self.antialias = antialias
+
+    def patches(self, grid: Grid) -> Float[Tensor, "m d"] | None:
+        """Rows for every cell of every scale, fine first; None if the model has no table."""
+        return self._rows(grid)
+
+    def _sources(self) -> tuple[Tensor, ...]:
+        return () if self.vit.pos_embed is None else (self.vit.pos_embed,)
+
     def prefix(self) -> Float[Tensor, "k d"] | None:
-        """Class and register tokens with their positions, in the model's order (class first)."""
-        parts = [t[0] for t in (self.vit.cls_token, getattr(self.vit, "reg_token", None)) if t is not None]
+        """Class, distillation and register tokens with their positions, in the model's order."""
+        named = (getattr(self.vit, name, None) for name in ("cls_token", "dist_token", "reg_token"))
+        parts = [t[0] for t in named if t is not None]
         if not parts:
             return None
         tokens = torch.cat(parts)
@@ -62,7 +100,6 @@ class PositionTable(nn.Module):
         return tokens
 
     def _resample(self, grid: Grid) -> Tensor:
-        assert self.vit.pos_embed is not None
         table = self.vit.pos_embed[0]
         rows = table if self.vit.no_embed_class else table[self.vit.num_prefix_tokens :]
         old = self.vit.patch_embed.grid_size
@@ -82,11 +119,3 @@ class PositionTable(nn.Module):
             level = F.pad(level, (0, padded[1] - shape[1], 0, padded[0] - shape[0]))
             levels.append(level[0].flatten(1).T)
         return torch.cat(levels).to(table.dtype)
-
-    def train(self, mode: bool = True) -> PositionTable:
-        """Switching mode drops the kept tables, so that even edits through `.data` are seen afterwards."""
-        self._kept = {}
-        return super().train(mode)
-
-    def __getstate__(self) -> dict:  # type: ignore[type-arg]
-        return {**self.__dict__, "_kept": {}}

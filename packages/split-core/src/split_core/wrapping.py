@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from typing import Any, cast, get_args
 
 from pydantic import ValidationError
-from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from split_core import registry
-from split_core.backbone.check import check_backbone
+from split_core.backbone.check import Backbone, check_backbone
 from split_core.decision import Decision, Rule
 from split_core.errors import SplitError, unknown
 from split_core.features import Pooling
 from split_core.model import SplitViT
 from split_core.policy import BackboneInfo, SplitPolicy
 from split_core.pyramid import Down
+from split_core.rope import Place
 
 
 def wrap(
@@ -26,13 +26,13 @@ def wrap(
     """Give a timm Vision Transformer adaptive patches.
 
     Args:
-        model: a timm VisionTransformer. It is used as it is, not copied.
+        model: a timm VisionTransformer or Eva. It is used as it is, not copied.
         policy: registered name, {"name": ..., setting: value}, or a SplitPolicy.
         stages: S, how often a coarse patch may split: coarse patches have side 2^S p.
         budget: token fraction rho to aim at.
         rule: decision rule (see `split_core.decision`). By default a learned policy splits where its
             probability exceeds one half; an unlearned one spends the budget of each image exactly, best first.
-        options: attention, down, pooling, antialias of `SplitViT`.
+        options: attention, down, pooling, antialias, rope of `SplitViT`.
 
     Raises:
         SplitError: the model cannot be wrapped, or a name or value is wrong; the message says which.
@@ -58,7 +58,8 @@ def wrap(
 
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
-    "attention": (str,), "down": get_args(Down), "pooling": get_args(Pooling), "antialias": (True, False)
+    "attention": (str,), "down": get_args(Down), "pooling": get_args(Pooling), "antialias": (True, False),
+    "rope": get_args(Place),
 }  # fmt: skip
 """What `wrap` passes on, and the values each may have (a type where any value of it may)."""
 
@@ -79,7 +80,7 @@ def check_options(*, stages: Any, policy: Any, budget: Any, **options: Any) -> N
             raise SplitError(f"{name}={value!r}: one of {', '.join(map(str, allowed))} is needed")
 
 
-def backbone_info(vit: VisionTransformer, *, stages: int, budget: float | None) -> BackboneInfo:
+def backbone_info(vit: Backbone, *, stages: int, budget: float | None) -> BackboneInfo:
     """What policies may know of a timm model."""
     config = getattr(vit, "pretrained_cfg", None) or {}
     mean, std = (tuple(config.get(key) or (0.5, 0.5, 0.5)) for key in ("mean", "std"))

@@ -8,103 +8,80 @@ ends, are spelled out here. Each executor serves exactly one class (a subclass m
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from timm.layers.drop import DropPath
-from timm.models.vision_transformer import Attention, Block  # type: ignore[attr-defined]
+from timm.models.eva import EvaBlock, EvaBlockPostNorm
+from timm.models.vision_transformer import (  # type: ignore[attr-defined]
+    Block,
+    ParallelScalingBlock,
+    ParallelThingsBlock,
+    ResPostBlock,
+)
 from torch import Tensor, nn
 
-from split_core.attention import AttentionBackend
-from split_core.attention.masked import MaskedAttention
-from split_core.errors import SplitError
-from split_core.packing import Segments
-
-
-@dataclass(frozen=True)
-class Stream:
-    """What a block must know of a packed sequence besides its tokens.
-
-    Args:
-        segments: where each image lies.
-        attention: mixes the tokens of an image.
-    """
-
-    segments: Segments
-    attention: AttentionBackend
-
+from split_core.backbone.attentions import run_attention
+from split_core.backbone.stream import Stream, drop_path
 
 Executor = Callable[[Any, Tensor, Stream], Tensor]
 
 
 def run_block(block: Any, x: Float[Tensor, "T d"], stream: Stream) -> Tensor:
     """Pre-norm block: x + attention(norm x), then x + MLP(norm x), with LayerScale and per-image DropPath."""
-    attended = ATTENTION[type(block.attn)](block.attn, block.norm1(x), stream)
+    attended = run_attention(block.attn, block.norm1(x), stream)
     x = x + drop_path(block.drop_path1, block.ls1(attended), stream.segments)
     return x + drop_path(block.drop_path2, block.ls2(block.mlp(block.norm2(x))), stream.segments)
 
 
-def run_attention(attn: Any, x: Float[Tensor, "T d"], stream: Stream) -> Tensor:
-    """Multi-head attention with q/k norms, output norm and gate where the module has them."""
-    q, k, v = attn.qkv(x).unflatten(-1, (3, attn.num_heads, -1)).unbind(1)
-    q, k = attn.q_norm(q), attn.k_norm(k)
-    dropout = attn.attn_drop.p if attn.training else 0.0
-    out = stream.attention.attend(q, k, v, stream.segments, scale=attn.scale, dropout=dropout).flatten(1)
-    out = attn.norm(out) if hasattr(attn, "norm") else out
-    if getattr(attn, "gate", None) is not None:
-        out = out * attn.gate(x).sigmoid()
-    return attn.proj_drop(attn.proj(out))
+def run_eva_block(block: Any, x: Float[Tensor, "T d"], stream: Stream) -> Tensor:
+    """EVA's pre-norm block: as `run_block`, its LayerScale a bare parameter."""
+    attended = run_attention(block.attn, block.norm1(x), stream)
+    x = x + drop_path(block.drop_path1, _scaled(attended, block.gamma_1), stream.segments)
+    return x + drop_path(block.drop_path2, _scaled(block.mlp(block.norm2(x)), block.gamma_2), stream.segments)
 
 
-def drop_path(module: nn.Module, x: Float[Tensor, "T d"], segments: Segments) -> Tensor:
-    """Stochastic depth per image: timm's module would see one sample and drop the whole batch at once."""
-    if not isinstance(module, DropPath) or not module.training or not module.drop_prob:
-        return x
-    keep = 1 - module.drop_prob
-    kept = torch.full((len(segments.lengths),), keep, device=x.device).bernoulli()
-    if module.scale_by_keep:
-        kept = kept / keep
-    return x * kept.to(x.dtype)[segments.image, None]
+def run_post_norm_block(block: Any, x: Float[Tensor, "T d"], stream: Stream) -> Tensor:
+    """Post-norm block: x + norm(attention x), then x + norm(MLP x)."""
+    attended = run_attention(block.attn, x, stream)
+    x = x + drop_path(block.drop_path1, block.norm1(attended), stream.segments)
+    return x + drop_path(block.drop_path2, block.norm2(block.mlp(x)), stream.segments)
 
 
-BLOCKS: dict[type[nn.Module], Executor] = {Block: run_block}
-ATTENTION: dict[type[nn.Module], Executor] = {Attention: run_attention}
+def run_parallel_block(block: Any, x: Float[Tensor, "T d"], stream: Stream) -> Tensor:
+    """Attention and MLP side by side behind one projection (ViT-22B)."""
+    hidden, *heads = block.in_proj(block.in_norm(x)).split(block.in_split, -1)
+    if block.mlp_bias is not None:
+        hidden = hidden + block.mlp_bias
+    q, k, v = (head.unflatten(-1, (block.num_heads, -1)) for head in heads)
+    dropout = block.attn_drop.p if block.training else 0.0
+    q, k = block.q_norm(q), block.k_norm(k)
+    attended = stream.attention.attend(q, k, v, stream.segments, scale=block.scale, dropout=dropout).flatten(1)
+    hidden = block.mlp_drop(block.mlp_act(hidden))
+    if getattr(block, "out_proj", None) is not None:
+        out = block.out_proj(torch.cat([attended, hidden], -1))
+    else:
+        out = block.attn_out_proj(attended) + block.mlp_out_proj(hidden)
+    return x + drop_path(block.drop_path, block.ls(out), stream.segments)
 
 
-def probe(block: Any, index: int, dim: int, tolerance: float = 1e-4) -> None:
-    """Compare a block with its executor on random input.
+def run_things_block(block: Any, x: Float[Tensor, "T d"], stream: Stream) -> Tensor:
+    """Several attentions side by side, then several MLPs (Three Things Everyone Should Know)."""
+    attended = [
+        drop_path(part.drop_path, part.ls(run_attention(part.attn, part.norm(x), stream)), stream.segments)
+        for part in block.attns
+    ]
+    x = x + torch.stack(attended).sum(0)
+    fed = [drop_path(part.drop_path, part.ls(part.mlp(part.norm(x))), stream.segments) for part in block.ffns]
+    return x + torch.stack(fed).sum(0)
 
-    Raises:
-        SplitError: the block's class has no executor, or the two differ by more than `tolerance` (relative).
-    """
-    known = type(block) in BLOCKS
-    attn_known = known and type(block.attn) in ATTENTION
-    if not attn_known:
-        culprit = type(block.attn).__name__ if known else type(block).__name__
-        raise SplitError(
-            f"blocks.{index} is a {culprit}, which has no packed executor; supported are "
-            f"{', '.join(c.__name__ for c in (*BLOCKS, *ATTENTION))}"
-        )
-    parameter = next(block.parameters())
-    generator = torch.Generator().manual_seed(index)
-    x = torch.randn(2, 5, dim, generator=generator).to(parameter.device, parameter.dtype)
-    cu_seqlens = torch.tensor([0, 5, 10], device=x.device, dtype=torch.int32)
-    modes = [(module, module.training) for module in block.modules()]
-    block.eval()
-    try:
-        with torch.no_grad():
-            expected = block(x).flatten(0, 1)
-            stream = Stream(Segments(cu_seqlens, (5, 5), 5), MaskedAttention())
-            packed = BLOCKS[type(block)](block, x.flatten(0, 1), stream)
-    finally:
-        for module, training in modes:
-            module.training = training
-    allowed = tolerance if parameter.dtype == torch.float32 else 3e-2
-    error = ((packed - expected).norm() / expected.norm().clamp_min(1e-12)).item()
-    if not error <= allowed:
-        raise SplitError(
-            f"blocks.{index} ({type(block).__name__}) gives other values packed than by itself (relative difference "
-            f"{error:.2g}): it computes something its class does not; it was probably patched or hooked. Not wrapped."
-        )
+
+def _scaled(x: Tensor, gamma: Tensor | None) -> Tensor:
+    return x if gamma is None else gamma * x
+
+
+BLOCKS: dict[type[nn.Module], Executor] = {
+    Block: run_block, EvaBlock: run_eva_block, ResPostBlock: run_post_norm_block,
+    EvaBlockPostNorm: run_post_norm_block, ParallelScalingBlock: run_parallel_block,
+    ParallelThingsBlock: run_things_block,
+}  # fmt: skip

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from timm.layers.attention_pool import AttentionPoolLatent
 from timm.layers.patch_embed import PatchEmbed
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from split_core.backbone.blocks import probe
+from split_core.backbone.probe import probe, probe_pool
 from split_core.errors import SplitError
 
+Backbone = VisionTransformer | Eva
+FAMILIES = (VisionTransformerDistilled, VisionTransformer, Eva)
+"""Subclasses first: a model is judged by the first of these that it is."""
 REPLACED = ("forward", "forward_features", "_pos_embed", "forward_head", "pool")
 """Methods whose work SplitViT does itself, so that a model must not bring its own."""
 
 
-def check_backbone(model: nn.Module) -> VisionTransformer:
+def check_backbone(model: nn.Module) -> Backbone:
     """The model, if every part of it can run on a packed mixed-resolution sequence.
 
     Raises:
@@ -22,30 +28,52 @@ def check_backbone(model: nn.Module) -> VisionTransformer:
     name = type(model).__name__
     if hasattr(model, "unwrap"):
         raise SplitError("the model is already wrapped; call .unwrap() first to wrap it differently")
-    if not isinstance(model, VisionTransformer):
+    if not isinstance(model, Backbone):
+        biased = any("relative_position_bias" in key or "rel_pos" in key for key, _ in model.named_parameters())
+        why = "; its attention adds a bias for each pair of cells of a fixed grid" if biased else ""
         raise SplitError(
-            f"cannot wrap a {name}: a timm VisionTransformer is needed (ViT, DeiT, CLIP, DINOv2, AugReg), "
-            f"whose tokens are independent of a fixed grid"
+            f"cannot wrap a {name}: a timm VisionTransformer or Eva is needed (ViT, DeiT, CLIP, SigLIP, DINOv2, "
+            f"DINOv3, EVA-02, PE), whose tokens are independent of a fixed grid{why}"
         )
+    family = next(family for family in FAMILIES if isinstance(model, family))
     for method in REPLACED:
-        if getattr(type(model), method) is not getattr(VisionTransformer, method) or method in vars(model):
+        if getattr(type(model), method) is not getattr(family, method) or method in vars(model):
             raise SplitError(
                 f"cannot wrap a {name}, which has its own {method}: packed tokens do not pass through it, so the "
-                f"result would differ. Wrap a plain timm VisionTransformer"
+                f"result would differ. Wrap a plain timm VisionTransformer or Eva"
             )
-    if not isinstance(model.patch_drop, nn.Identity):
+    if not isinstance(model.patch_drop, nn.Identity | None):
         raise SplitError(
             "cannot wrap a model with patch_drop: it removes tokens that the layout counts. "
             "Create it with patch_drop_rate=0"
         )
-    if getattr(model, "attn_pool", None) is not None:
-        raise SplitError(f"cannot wrap a {name} with attention pooling (global_pool='map') yet")
-    if model.global_pool not in ("token", "avg"):
-        raise SplitError(f"cannot wrap a model with global_pool={model.global_pool!r}; 'token' and 'avg' are supported")
     if not isinstance(model.patch_embed, PatchEmbed):
         raise SplitError(
             f"cannot wrap a {name} whose patch embedding is a {type(model.patch_embed).__name__}, not one convolution"
         )
+    _check_pooling(model)
+    rope = "per_head" if getattr(model, "rope_mixed", False) else "shared"
     for index, block in enumerate(model.blocks):
-        probe(block, index, model.embed_dim)
+        probe(
+            block, index, model.embed_dim, prefix=model.num_prefix_tokens,
+            rope=rope if getattr(model, "rope", None) is not None else None,
+        )  # fmt: skip
     return model
+
+
+def _check_pooling(model: Backbone) -> None:
+    if model.global_pool not in ("token", "avg", "map"):
+        raise SplitError(
+            f"cannot wrap a model with global_pool={model.global_pool!r}; 'token', 'avg' and 'map' are supported"
+        )
+    pool = model.attn_pool
+    if pool is None:
+        return
+    if type(pool) is not AttentionPoolLatent or pool.pool not in ("token", "avg"):
+        raise SplitError(
+            f"cannot wrap a model whose attention pooling is a {type(pool).__name__}; AttentionPoolLatent to one token "
+            f"or their mean is supported"
+        )
+    if pool.pos_embed is not None:
+        raise SplitError("cannot wrap a model whose attention pooling adds positions of a fixed grid")
+    probe_pool(pool, model.embed_dim)

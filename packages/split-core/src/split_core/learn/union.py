@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -62,11 +62,19 @@ class UnionFeatures(Features):
             start=torch.zeros((), device=self.tokens.device, dtype=self.tokens.dtype),
         )[..., :rows, :cols]
 
+    def weighted(
+        self, pooling: Pooling, *, prefix: bool
+    ) -> tuple[Float[Tensor, "n d"], Int[Tensor, " n"], Float[Tensor, " n"]]:
+        """All cells, each counting its share in the partition."""
+        share = torch.cat(self._shares(pooling), 1).flatten().to(self.tokens.dtype)
+        index = self.packed.patch_index
+        if not prefix:
+            return self.tokens.index_select(0, index), self.layout.image, share
+        return self.tokens, self.packed.segments.image, torch.ones_like(self.tokens[:, 0]).index_copy(0, index, share)
+
     def mean(self, pooling: Pooling, *, prefix: bool = False) -> Float[Tensor, "b d"]:
         """Mean over the cells by weight, and by area with `area`."""
-        grid = self.layout.grid
-        areas = _areas(grid, self.layout.owner) if pooling == "area" else [1.0] * (grid.stages + 1)
-        shares = [weight * area for weight, area in zip(self.weights, areas, strict=True)]
+        shares = self._shares(pooling)
         total = torch.stack([share.sum(1) for share in shares]).sum(0)[:, None]
         weighted = torch.stack(
             [(level * share.unsqueeze(-1)).sum(1) for level, share in zip(self._levels(None), shares, strict=True)]
@@ -74,6 +82,11 @@ class UnionFeatures(Features):
         if not prefix:
             return weighted / total
         return (weighted + self.prefix.sum(1)) / (total + self.prefix.shape[1])
+
+    def _shares(self, pooling: Pooling) -> list[Float[Tensor, "b _"]]:
+        grid = self.layout.grid
+        areas = _areas(grid, self.layout.owner) if pooling == "area" else [1.0] * (grid.stages + 1)
+        return [weight * area for weight, area in zip(self.weights, areas, strict=True)]
 
     def _levels(self, tap: int | None) -> tuple[Float[Tensor, "b _ d"], ...]:
         grid = self.layout.grid
