@@ -8,19 +8,31 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import sweep
+from clusters import ClusterConfig, read_cluster
+from jobs import submit
 from split_core import resolve
-from split_core.config import RunConfig
-from split_core.errors import SplitError, nearest
+from split_core.config import GROUPS, RunConfig
+from split_core.errors import SplitError, Stopped, nearest
+from status import status
 from usage import plugin_table, usage
 
 RECIPES = Path(__file__).parent / "recipes"
 DEFAULT_RECIPES = {"cls": "digits_cls"}
 """Task -> the recipe that a command without `recipe` starts from."""
+
+STOPPED = 75
+"""Exit code of a run that was asked to save because its time is up (EX_TEMPFAIL: it should be started again)."""
+ENDED = 143
+"""Exit code of a run that was asked to end by SIGTERM, and saved before it did."""
+OTHERS = ("plugins", "status", "sweep")
+"""Commands that are the launcher's own."""
 
 ENGINES = {
     "train": "train",
@@ -43,7 +55,7 @@ def configure(tree: dict[str, Any]) -> RunConfig:
     recipe, run_dir = typed.pop("recipe", None), typed.get("run_dir")
     command = str(typed.get("do", "train"))
     if command not in ENGINES:
-        close = nearest(command, [*ENGINES, "plugins"])
+        close = nearest(command, [*ENGINES, *OTHERS])
         raise SplitError(f"do={command}: no such command." + (f" Did you mean do={close}?" if close else ""))
     written = Path(str(run_dir)) / resolve.CONFIG_FILE if run_dir else None
     if recipe is not None:
@@ -76,22 +88,74 @@ def execute(config: RunConfig) -> None:
     engine.main(config)
 
 
+def command(arguments: Sequence[str]) -> int:
+    """Do what one command line says; returns the exit code.
+
+    Raises:
+        SplitError: a mistake in it, or what the command finds is the user's to mend.
+    """
+    tree = resolve.parse_arguments(arguments, groups=(*GROUPS, "cluster"))
+    chosen, do = tree.pop("cluster", None), tree.get("do", "train")
+    if do == "plugins":
+        _only(tree, {"do"})
+        print(plugin_table())
+        return 0
+    if do == "status":
+        _only(tree, {"do", "run_dir"})
+        if "run_dir" not in tree:
+            raise SplitError("do=status needs run_dir=FOLDER")
+        print(status(Path(str(tree["run_dir"]))))
+        return 0
+    cluster = None if chosen is None else read_cluster(chosen)
+    if do == "sweep":
+        return sweep_all(arguments, Path(str(tree.get("run_dir", "runs/sweep"))), cluster)
+    config = configure(tree)
+    if cluster is None:
+        execute(config)
+        return 0
+    typed = [argument for argument in arguments if not re.match(r"(cluster|run_dir)\b", argument)]
+    run_dir = Path(config.run_dir)
+    for record in submit({run_dir: [*typed, f"run_dir={run_dir.absolute()}"]}, run_dir, cluster):
+        print(f"{resolve.to_yaml(config)}job {record['id']}  log {record['log']}  state: do=status run_dir={run_dir}")
+    return 0
+
+
+def sweep_all(arguments: Sequence[str], run_dir: Path, cluster: ClusterConfig | None) -> int:
+    """Check every combination, then run or submit them all."""
+    kept = [argument for argument in arguments if not re.match(r"(cluster|run_dir|do)\b", argument)]
+    runs = sweep.combinations(kept, run_dir.absolute())
+    for run in runs:
+        configure(resolve.parse_arguments(run.arguments))
+    sweep.note(run_dir, runs)
+    if cluster is not None:
+        for record in submit({run.run_dir: run.arguments for run in runs}, run_dir, cluster):
+            print(f"job {record['id']}  {Path(record['run_dir']).name}  log {record['log']}")
+        print(f"state and table: do=status run_dir={run_dir}")
+        return 0
+    codes = sweep.run_here(runs, Path(__file__))
+    print(sweep.table(run_dir))
+    return next((code for code in codes if code), 0)
+
+
+def _only(tree: dict[str, Any], known: set[str]) -> None:
+    if unknown := [key for key in tree if key not in known]:
+        which = "no settings" if known == {"do"} else "run_dir alone"
+        raise SplitError(f"do={tree['do']} takes {which}, but got {', '.join(unknown)}")
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit code."""
     try:
         if not arguments or {"-h", "--help"} & set(arguments):
             print(usage(RECIPES))
             return 0
-        tree = resolve.parse_arguments(arguments)
-        if tree.get("do") != "plugins":
-            execute(configure(tree))
-        elif len(tree) > 1:
-            raise SplitError(f"do=plugins takes no settings, but got {', '.join(key for key in tree if key != 'do')}")
-        else:
-            print(plugin_table())
+        return command(arguments)
     except SplitError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except Stopped as stop:
+        print(f"{stop}; the same command goes on from there", file=sys.stderr)
+        return STOPPED if stop.again else ENDED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -190,6 +190,9 @@ class RunConfig(Section):
     precision: Annotated[Literal["no", "bf16", "fp16"], BeforeValidator(lambda v: "no" if v is False else v)] = Field(
         "no", description="mixed precision"
     )
+    patience_s: int = Field(
+        1800, ge=1, description="seconds that one process of a run waits for the others before it gives up"
+    )
     run_dir: str = Field("", description="where everything is written; empty means runs/TASK-DATA-POLICY-BUDGET-sSEED")
     log_every: int = Field(10, ge=1, description="steps between log lines")
 

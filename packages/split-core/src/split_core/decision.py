@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from split_core.draws import uniform
 from split_core.errors import SplitError, unknown
 from split_core.quadtree import split_cost, valid_at
 from split_core.types import Grid, Splits, upsample
@@ -185,4 +186,4 @@ def _over_existing(logits: Logits, splits: Splits, valid: Tensor | None, term) -
 
 
 def _uniform(like: Tensor, generator: torch.Generator | None) -> Tensor:
-    return torch.rand(like.shape, generator=generator, device=like.device)
+    return uniform(like.shape, generator, like.device)

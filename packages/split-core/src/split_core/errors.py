@@ -24,3 +24,16 @@ def unknown(what: str, name: str, choices: Iterable[str]) -> str:
     hint = f" Did you mean {close}?" if close else ""
     known = f" Known: {', '.join(names)}." if names else " None are installed."
     return f"no {what} is called {name!r}.{hint}{known}"
+
+
+class Stopped(Exception):
+    """A run that was asked to stop did so between two steps; started again it goes on from there.
+
+    Args:
+        message: where it stopped.
+        again: it should be started again (its time on the machine is up); otherwise it was asked to end.
+    """
+
+    def __init__(self, message: str, *, again: bool = False) -> None:
+        super().__init__(message)
+        self.again = again

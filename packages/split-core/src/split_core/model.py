@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -98,12 +98,12 @@ class SplitViT(nn.Module):
     @property
     def depth(self) -> int:
         """Blocks that the coarsest patches pass before anything is decided (`SplitPolicy.depth`)."""
-        return _bare(self.policy).depth
+        return self.policy.depth
 
     @property
     def carries(self) -> bool:
         """Whether the mixed sequence goes on from there (`SplitPolicy.carries`)."""
-        return _bare(self.policy).carries
+        return self.policy.carries
 
     def look(self, pyramid: Pyramid) -> Look:
         """The coarsest patches through the first blocks; under no_grad where the result only serves decisions."""
@@ -220,11 +220,6 @@ def check_images(images: Tensor, channels: int, dtype: torch.dtype = torch.float
         raise SplitError(f"the model is in {dtype} and the images in {images.dtype}; convert one, or use autocast")
     if min(images.shape[-2:]) < 1:
         raise SplitError(f"images have no pixels: shape {tuple(images.shape)}")
-
-
-def _bare(policy: nn.Module) -> SplitPolicy:
-    """The policy inside a data-parallel wrapper."""
-    return cast(SplitPolicy, getattr(policy, "module", policy))
 
 
 def _kernel_dtype(x: Tensor) -> torch.dtype:

@@ -6,7 +6,6 @@ another plugin for a group, as in ``policy=entropy``, drops the settings that th
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,17 +19,24 @@ from yaml import YAMLError, safe_dump
 from split_core import registry
 from split_core.config import GROUPS, RunConfig
 from split_core.errors import SplitError, nearest, unknown
+from split_core.files import write_whole
 
 ALIASES = {"image": "draw.image"}
 """Short keys of the command line."""
 
 CONFIG_FILE = "config.yaml"
-FREE = frozenset({"do", "run_dir", "device", "threads", "workers", "log_every"})
+STATE = ("models", "checkpoints")
+"""Folders of a run_dir that hold what was learned."""
+FREE = frozenset({"do", "run_dir", "device", "threads", "workers", "log_every", "patience_s"})
 """Settings that a command on an existing run may change: they say where and how it runs, not what comes out."""
 
 
-def parse_arguments(arguments: Sequence[str]) -> dict[str, Any]:
+def parse_arguments(arguments: Sequence[str], *, groups: Sequence[str] = GROUPS) -> dict[str, Any]:
     """``["policy=entropy", "policy.tau=3"]`` -> ``{"policy": {"name": "entropy", "tau": 3}}``; values are YAML.
+
+    Args:
+        arguments: as typed.
+        groups: keys whose bare value is a name.
 
     Raises:
         SplitError: an argument is not key=value, or a value is not YAML.
@@ -50,7 +56,7 @@ def parse_arguments(arguments: Sequence[str]) -> dict[str, Any]:
             node = node.setdefault(parent, {})
             if not isinstance(node, dict):
                 raise SplitError(f"{argument}: {parent} was given a value of its own")
-        if not parents and last in GROUPS and not isinstance(value, dict | None):
+        if not parents and last in groups and not isinstance(value, dict | None):
             node, last = tree.setdefault(last, {}), "name"
         node[last] = value
     return tree
@@ -151,18 +157,28 @@ def check_run_dir(config: RunConfig) -> None:
     path = folder / CONFIG_FILE
     if not path.is_file():
         return
-    free = FREE if config.do == "train" else FREE | {"eval", "bench", "draw", "report", "export", "checkpoint"}
-    there, here = _flat(read_recipe(path)), _flat(config.model_dump(mode="json"))
-    differing = [
-        key for key in {**there, **here} if there.get(key) != here.get(key) and key.partition(".")[0] not in free
-    ]
-    if differing:
-        key = differing[0]
-        more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+    difference = first_difference(settings_of(read_recipe(path), config.do), settings_of(config, config.do))
+    if difference is not None:
         raise SplitError(
-            f"{folder} holds a run with other settings ({key}: {there.get(key)} there, {here.get(key)} here{more});"
-            " choose another run_dir, or delete that one"
+            f"{folder} holds a run with other settings ({difference}); choose another run_dir, or delete that one"
         )
+
+
+def settings_of(config: RunConfig | Mapping[str, Any], command: str = "train") -> dict[str, Any]:
+    """Dotted key -> value of the settings that `command` depends on, as JSON has them."""
+    free = FREE if command == "train" else FREE | {"eval", "bench", "draw", "report", "export", "checkpoint"}
+    tree = config.model_dump(mode="json") if isinstance(config, RunConfig) else config
+    return {key: value for key, value in _flat(tree).items() if key.partition(".")[0] not in free}
+
+
+def first_difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
+    """The first setting that differs, with both values and how many more there are; None when all agree."""
+    differing = [key for key in {**there, **here} if there.get(key) != here.get(key)]
+    if not differing:
+        return None
+    key = differing[0]
+    more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+    return f"{key}: {there.get(key)} there, {here.get(key)} here{more}"
 
 
 def claim_run_dir(config: RunConfig) -> Path:
@@ -174,13 +190,12 @@ def claim_run_dir(config: RunConfig) -> Path:
     check_run_dir(config)
     path = Path(config.run_dir) / CONFIG_FILE
     if not path.is_file():
-        draft = path.with_suffix(f".{os.getpid()}.tmp")  # renamed whole, so that a killed run leaves no half file
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_text(to_yaml(config), encoding="utf-8")
-            draft.replace(path)
-        except OSError as error:
-            raise SplitError(f"run_dir={config.run_dir} cannot be written: {error.strerror or error}") from error
+        left = [name for name in STATE if (path.parent / name).is_dir()]
+        if left and config.do == "train":
+            raise SplitError(
+                f"{path.parent} holds {left[0]}/ of a run but no {CONFIG_FILE} to say of which; choose another run_dir"
+            )
+        write_whole(path, to_yaml(config))
     return path.parent
 
 

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from split_core.draws import uniform
 from split_core.errors import SplitError
 from split_core.plugins import PluginConfig
 from split_core.policy import BackboneInfo, SplitPolicy, StageView
@@ -34,6 +35,5 @@ class Oracle(SplitPolicy):
         if view.objects is None:
             raise SplitError("policy oracle needs labelled objects, and this task or data set labels none")
         share = F.avg_pool2d(view.objects.float()[:, None], 1 << view.scale).flatten(1)
-        source = share.device if view.generator is None else view.generator.device
-        order = torch.rand(share.shape, generator=view.generator, device=source).to(share.device)
+        order = uniform(share.shape, view.generator, share.device)
         return share + self.tie * (0.5 * order - 1)

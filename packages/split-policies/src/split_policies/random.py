@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from split_core.draws import uniform
 from split_core.policy import BackboneInfo, SplitPolicy, StageView
 from split_core.quadtree import split_cost, valid_at
 from split_core.types import Grid
@@ -34,14 +35,13 @@ class Random(SplitPolicy):
 
     @torch.no_grad()
     def forward(self, view: StageView) -> Float[Tensor, "b n"]:
-        shape, device, generator = view.parents.shape[:2], view.parents.device, view.generator
-        source = device if generator is None else generator.device
-        uniform = torch.rand(shape, generator=generator, device=source).to(device)
+        device = view.parents.device
+        drawn = uniform(view.parents.shape[:2], view.generator, device)
         if self.budget is None:
             q = torch.full((1,), self.q, device=device)
         else:
             q = chance(self.budget, view.grid, view.pyramid.valid, device=device)
-        return q[:, None].logit().clamp(-CERTAIN, CERTAIN) - uniform.clamp(1e-7, 1 - 1e-7).logit()
+        return q[:, None].logit().clamp(-CERTAIN, CERTAIN) - drawn.clamp(1e-7, 1 - 1e-7).logit()
 
 
 def chance(

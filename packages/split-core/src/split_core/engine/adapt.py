@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from split_core.config import RunConfig
 from split_core.decision import Decision
-from split_core.engine.checkpoint import Checkpoints, load_weights, save_weights
+from split_core.draws import uniform
+from split_core.engine.checkpoint import load_weights
 from split_core.engine.loader import step_seed, to_device, training_batches
 from split_core.engine.masks import Masks, PolicyMasks, WarmStartMasks
 from split_core.engine.methods import WARM
@@ -29,15 +30,14 @@ def adapt(session: Session, source: str) -> None:
     """
     config = session.config
     path = session.run_dir / "models" / f"{source}.safetensors"
-    if path.is_file():
+    if session.finished(path):
         return
     learner = session.learner(own_settings(config, source.removesuffix(WARM)))
     masks: Masks = WarmStartMasks(session, learner) if source.endswith(WARM) else PolicyMasks(session, learner)
     steps = config.adapt.images // config.adapt.batch_size
     if steps:
         _train(session, learner, masks, phase=f"adapt_{source}", steps=steps)
-    save_weights(path, learner.modules(), {"source": source, **masks.state_dict()})
-    Checkpoints(session.run_dir / "checkpoints" / f"adapt_{source}", config.checkpoint.keep_last).clear()
+    session.finish(path, learner, {"source": source, **masks.state_dict()}, phase=f"adapt_{source}")
 
 
 def own_settings(config: RunConfig, policy: str) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class AdaptStep(nn.Module):
 
     def _some_dense(self, splits: Splits, generator: torch.Generator) -> Splits:
         """Let a share of the images keep every fine token, so that the dense accuracy is not forgotten."""
-        rows = torch.rand(splits.batch, generator=generator).lt(self.dense_fraction).to(splits.masks[0].device)
+        rows = uniform((splits.batch,), generator, splits.masks[0].device) < self.dense_fraction
         return Splits(tuple(mask | rows[:, None, None] for mask in splits.masks), splits.grid)
 
 
@@ -99,9 +99,9 @@ def _train(session: Session, learner: Learner, masks: Masks, *, phase: str, step
     step_module = AdaptStep(learner.model, learner.task, config.adapt.dense_fraction)
     optimizer = torch.optim.AdamW(parameter_groups(learner, config))
     peaks = [group["lr"] for group in optimizer.param_groups]
-    checkpoints = Checkpoints(session.run_dir / "checkpoints" / phase, config.checkpoint.keep_last)
+    saver = session.saver(phase)
     start = 0
-    resumed = checkpoints.latest()
+    resumed = saver.resume()
     if resumed is not None:
         start, state = resumed
         step_module.load_state_dict(state["weights"])
@@ -110,32 +110,39 @@ def _train(session: Session, learner: Learner, masks: Masks, *, phase: str, step
     session.log.rewind(phase, start)
     wrapped, optimizer = session.accelerator.prepare(step_module, optimizer)
     wrapped.train()
+    ranks = session.ranks
+    share = ranks.share("adapt.batch_size", config.adapt.batch_size)
     batches = training_batches(
-        session.data("train"), config.adapt.batch_size, range(start, steps), seed=config.seed, workers=config.workers
-    )
+        session.data("train"), share, range(start, steps), seed=config.seed, workers=config.workers,
+        rank=ranks.rank, world=ranks.world,
+    )  # fmt: skip
     for step, batch in session.log.track(batches, total=steps, title=phase, start=start):
-        torch.manual_seed(step_seed(config.seed, phase, step))
-        generator = torch.Generator().manual_seed(step_seed(config.seed, f"{phase}/masks", step))
+        torch.manual_seed(step_seed(config.seed, phase, step) + ranks.rank)
+        generator = ranks.generator(step_seed(config.seed, f"{phase}/masks", step), share)
         batch = to_device(batch, session.device)
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak * learning_rate_factor(step, steps, config.adapt.warmup)
         with session.accelerator.autocast():
             result = wrapped(batch["image"], batch["target"], masks, generator)
         session.accelerator.backward(result["loss"])
+        session.accelerator.unscale_gradients(optimizer)  # once for all groups
         for group in optimizer.param_groups:  # apart: the policy's gradient must not shrink the backbone's step
-            session.accelerator.clip_grad_norm_(group["params"], config.adapt.grad_clip)
+            nn.utils.clip_grad_norm_(group["params"], config.adapt.grad_clip)
         optimizer.step()
         optimizer.zero_grad()
-        extra = masks.after(result["token_fraction"].item())
+        numbers = ranks.means({name: value.item() for name, value in result.items()})
+        extra = masks.after(numbers["token_fraction"])
         if (step + 1) % config.log_every == 0 or step + 1 == steps:
-            session.log.write(phase, step, {name: value.item() for name, value in result.items()} | extra)
-        if (step + 1) % config.checkpoint.every_steps == 0 and step + 1 < steps:
-            state = {
+            session.log.write(phase, step, numbers | extra)
+        saver.offer(
+            step + 1,
+            steps,
+            lambda: {
                 "weights": step_module.state_dict(),
                 "optimizer": optimizer.state_dict(),
                 "masks": masks.state_dict(),
-            }
-            checkpoints.save(step + 1, state)
+            },
+        )
 
 
 def parameter_groups(learner: Learner, config: RunConfig) -> list[dict[str, Any]]:

@@ -76,8 +76,7 @@ def measure(learners: Mapping[str, Learner], images: Images, *, repeats: int, wa
 
 def main(config: RunConfig) -> None:
     """Time, print the table, write run_dir/bench.json and run_dir/report/bench.{md,png}."""
-    session = Session(config)
-    with session.log:
+    with Session(config) as session:
         results = provenance() | run(session)
         write_json(session.run_dir / "bench.json", results)
         folder = session.run_dir / "report"

@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from split_core.errors import SplitError
+from split_core.files import sync_folder, unwritable, write_whole
+from split_core.resolve import first_difference
 
 logger = logging.getLogger(__name__)
 
@@ -28,38 +30,69 @@ class Checkpoints:
     Args:
         folder: of this phase.
         keep_last: how many to keep.
+        settings: what the run depends on, by dotted key; a checkpoint of other settings is refused.
     """
 
-    def __init__(self, folder: Path, keep_last: int) -> None:
-        self.folder, self.keep_last = folder, keep_last
+    def __init__(self, folder: Path, keep_last: int, settings: Mapping[str, Any] | None = None) -> None:
+        self.folder, self.keep_last, self.settings = folder, keep_last, dict(settings or {})
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Write the state after `step` steps. A kill at any moment leaves either the old files or the new."""
+        """Write the state after `step` steps. A kill at any moment leaves either the old files or the new.
+
+        Raises:
+            SplitError: the disk is full or read-only; the older checkpoints stand.
+        """
         buffer = io.BytesIO()
         torch.save(dict(state), buffer)
         content = buffer.getvalue()
-        draft = self.folder / f".{step:08d}.{os.getpid()}"
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
-        _write(draft / "state.pt", content)
-        _write(draft / "sha256", hashlib.sha256(content).hexdigest().encode())
-        final = self.folder / f"{step:08d}"
-        shutil.rmtree(final, ignore_errors=True)
-        draft.rename(final)
+        facts = {"step": step, "sha256": hashlib.sha256(content).hexdigest(), "settings": self.settings}
+        self._drop_drafts()
+        draft, final = self.folder / f".{step:08d}.{os.getpid()}", self.folder / f"{step:08d}"
+        try:
+            write_whole(draft / "state.pt", content)
+            write_whole(draft / "facts.json", json.dumps(facts))
+            shutil.rmtree(final, ignore_errors=True)
+            draft.rename(final)
+            sync_folder(self.folder)
+        except OSError as error:
+            raise unwritable(final, error) from error
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
         for old in self._all()[: -self.keep_last]:
             shutil.rmtree(old, ignore_errors=True)
 
-    def latest(self) -> tuple[int, dict[str, Any]] | None:
-        """The newest state that reads back whole, with its step; damaged ones are named and passed over."""
+    def newest(self) -> int | None:
+        """Step of the newest checkpoint that reads back whole; damaged ones are named and passed over.
+
+        Raises:
+            SplitError: it was made under other settings.
+        """
         for folder in reversed(self._all()):
             try:
-                content = (folder / "state.pt").read_bytes()
-                if hashlib.sha256(content).hexdigest() != (folder / "sha256").read_text():
-                    raise ValueError("its checksum is wrong, it was cut short or changed")
-                return int(folder.name), torch.load(io.BytesIO(content), weights_only=True)
-            except (OSError, ValueError) as error:
+                facts = json.loads((folder / "facts.json").read_text())
+                self._read(folder)
+                difference = first_difference(facts["settings"], self.settings)
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 logger.warning("checkpoint %s cannot be used (%s); trying the one before", folder, error)
+                continue
+            if difference is not None:
+                raise SplitError(f"{folder} was made with other settings ({difference}); choose another run_dir")
+            return int(folder.name)
         return None
+
+    def load(self, step: int) -> dict[str, Any]:
+        """The state after `step` steps, tensors on the CPU. Nothing but tensors and plain values is unpickled.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        return torch.load(io.BytesIO(self._read(self.folder / f"{step:08d}")), weights_only=True, map_location="cpu")
+
+    def _read(self, folder: Path) -> bytes:
+        content = (folder / "state.pt").read_bytes()
+        if hashlib.sha256(content).hexdigest() != json.loads((folder / "facts.json").read_text())["sha256"]:
+            raise ValueError("its checksum is wrong, it was cut short or changed")
+        return content
 
     def clear(self) -> None:
         """Forget the phase's checkpoints (it is finished, and its weights are saved)."""
@@ -67,6 +100,11 @@ class Checkpoints:
 
     def _all(self) -> list[Path]:
         return sorted(p for p in self.folder.glob("[0-9]*") if p.is_dir()) if self.folder.is_dir() else []
+
+    def _drop_drafts(self) -> None:
+        """What kills during earlier saves left behind; nobody else writes here, the run holds its lock."""
+        for draft in self.folder.glob(".[0-9]*"):
+            shutil.rmtree(draft, ignore_errors=True)
 
 
 def save_weights(path: Path, modules: Mapping[str, nn.Module], facts: Mapping[str, Any]) -> None:
@@ -76,10 +114,7 @@ def save_weights(path: Path, modules: Mapping[str, nn.Module], facts: Mapping[st
         for name, module in modules.items()
         for key, value in module.state_dict().items()
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    save_file(tensors, draft, metadata={"facts": json.dumps(dict(facts), sort_keys=True)})
-    draft.replace(path)
+    write_whole(path, save(tensors, metadata={"facts": json.dumps(dict(facts), sort_keys=True)}))
 
 
 def load_weights(path: Path, modules: Mapping[str, nn.Module], *, without: str | None = None) -> dict[str, Any]:
@@ -113,10 +148,3 @@ def load_weights(path: Path, modules: Mapping[str, nn.Module], *, without: str |
         for key, value in wanted.items():
             value.copy_(found[key])  # state_dict shares memory with the modules
     return facts
-
-
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from split_core import registry
 from split_core.engine.adapt import load_learner
 from split_core.engine.calibration import calibrated, objects_of
-from split_core.engine.checkpoint import Checkpoints, save_weights
 from split_core.engine.loader import step_seed, to_device, training_batches
 from split_core.engine.methods import WARM
 from split_core.engine.session import Learner, Session
@@ -27,7 +26,7 @@ def estimate(session: Session) -> None:
     config = session.config
     name = config.policy["name"]
     path = session.run_dir / "models" / f"{name}.safetensors"
-    if path.is_file():
+    if session.finished(path):
         return
     settings = config.settings("estimator")
     assert isinstance(settings, EstimatorConfig)
@@ -36,43 +35,47 @@ def estimate(session: Session) -> None:
     for module in learner.modules().values():
         module.requires_grad_(False)
     learner.model.policy.requires_grad_(True)
-    estimator: Estimator = registry.build("estimator", config.estimator, EstimatorContext(config.budget, steps))
+    context = EstimatorContext(config.budget, steps, session.ranks.mean)
+    estimator: Estimator = registry.build("estimator", config.estimator, context)
     if steps:
         _train(session, learner, estimator, settings, steps)
     facts: dict[str, object] = {"source": name + WARM}
     if steps and not estimator.holds_budget:
         facts["offset"] = calibrated(session, learner.eval(), "train").offset
-    save_weights(path, learner.modules(), facts)
-    Checkpoints(session.run_dir / "checkpoints" / f"estimate_{name}", config.checkpoint.keep_last).clear()
+    session.finish(path, learner, facts, phase=f"estimate_{name}")
 
 
 def _train(session: Session, learner, estimator: Estimator, settings: EstimatorConfig, steps: int) -> None:  # type: ignore[no-untyped-def]
     config, model = session.config, learner.model
     phase = f"estimate_{config.policy['name']}"
     optimizer = torch.optim.Adam(model.policy.parameters(), lr=settings.lr)
-    checkpoints = Checkpoints(session.run_dir / "checkpoints" / phase, config.checkpoint.keep_last)
+    saver = session.saver(phase)
     start = 0
-    resumed = checkpoints.latest()
+    resumed = saver.resume()
     if resumed is not None:
         start, state = resumed
         model.policy.load_state_dict(state["policy"])
         optimizer.load_state_dict(state["optimizer"])
         estimator.load_state_dict(state["estimator"])
     session.log.rewind(phase, start)
-    model.policy, optimizer = session.accelerator.prepare(model.policy, optimizer)
+    optimizer = session.accelerator.prepare(optimizer)
+    ranks = session.ranks
+    share = ranks.share("estimator.batch_size", settings.batch_size)
     # The warm start saw the first images; what comes after them is fresh as long as the data lasts.
     first = -(-config.adapt.images // settings.batch_size)
     batches = training_batches(
         session.data("train"),
-        settings.batch_size,
+        share,
         range(first + start, first + steps),
         seed=config.seed,
         workers=config.workers,
+        rank=ranks.rank,
+        world=ranks.world,
     )
     for position, batch in session.log.track(batches, total=steps, title=phase, start=start):
         step = position - first
-        torch.manual_seed(step_seed(config.seed, phase, step))
-        generator = torch.Generator().manual_seed(step_seed(config.seed, f"{phase}/masks", step))
+        torch.manual_seed(step_seed(config.seed, phase, step) + ranks.rank)
+        generator = ranks.generator(step_seed(config.seed, f"{phase}/masks", step), share)
         batch = to_device(batch, session.device)
         images, target = batch["image"], batch["target"]
         objects = objects_of(learner, target, model.embed.grid(images.shape[-2:]))
@@ -81,13 +84,16 @@ def _train(session: Session, learner, estimator: Estimator, settings: EstimatorC
             group["lr"] = settings.lr * (settings.decay(step / steps))
         _learn(session, model, estimator, lesson, optimizer, settings.grad_clip)
         if (step + 1) % config.log_every == 0 or step + 1 == steps:
-            session.log.write(phase, step, estimator.metrics())
-        if (step + 1) % config.checkpoint.every_steps == 0 and step + 1 < steps:
-            policy = session.accelerator.unwrap_model(model.policy).state_dict()
-            checkpoints.save(
-                step + 1, {"policy": policy, "optimizer": optimizer.state_dict(), "estimator": estimator.state_dict()}
-            )
-    model.policy = session.accelerator.unwrap_model(model.policy)
+            session.log.write(phase, step, ranks.means(estimator.metrics()))
+        saver.offer(
+            step + 1,
+            steps,
+            lambda: {
+                "policy": model.policy.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "estimator": estimator.state_dict(),
+            },
+        )
 
 
 def _learn(session, model, estimator: Estimator, lesson: Lesson, optimizer, grad_clip) -> None:  # type: ignore[no-untyped-def]
@@ -95,8 +101,10 @@ def _learn(session, model, estimator: Estimator, lesson: Lesson, optimizer, grad
     with session.accelerator.autocast():
         for loss in estimator.losses(model, lesson):
             session.accelerator.backward(loss)
+            session.ranks.average_gradients(model.policy)
             if grad_clip is not None:
-                session.accelerator.clip_grad_norm_(model.policy.parameters(), grad_clip)
+                session.accelerator.unscale_gradients(optimizer)
+                nn.utils.clip_grad_norm_(model.policy.parameters(), grad_clip)
             optimizer.step()
             optimizer.zero_grad()
 

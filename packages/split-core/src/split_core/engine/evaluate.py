@@ -6,6 +6,7 @@ each other method, the mean difference over the same images and its standard err
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from split_core.engine.methods import Method, plan
 from split_core.engine.results import RESULTS, write_json
 from split_core.engine.session import Learner, Session, open_run, provenance
 from split_core.engine.timing import Timing
+from split_core.files import write_whole
 
 Array = NDArray[Any]
 
@@ -42,8 +44,7 @@ class Tally:
 
 def main(config: RunConfig) -> None:
     """Evaluate the weights that a training run left in run_dir."""
-    session = open_run(config)
-    with session.log:
+    with open_run(config) as session:
         run(session)
 
 
@@ -52,12 +53,16 @@ def run(session: Session) -> None:
     methods = plan(session.config)
     learners = {m.name: deployed(session, m) for m in methods}
     tallies = tally(session, methods, learners)
+    if not session.ranks.main:
+        return
     speeds = speed(session, learners)
     rows = [row(session, m, learners[m.name], tallies, speeds) for m in methods]
     results = provenance() | {"rows": rows}
     write_json(session.run_dir / RESULTS, results)
     arrays = {f"{name}/{key}": value for name, t in tallies.items() for key, value in vars(t).items()}
-    np.savez_compressed(session.run_dir / "per_image.npz", **arrays)
+    packed = io.BytesIO()
+    np.savez_compressed(packed, **arrays)
+    write_whole(session.run_dir / "per_image.npz", packed.getvalue())
     report.write(session, results, tallies, learners)
 
 
@@ -67,16 +72,22 @@ def tally(session: Session, methods: list[Method], learners: Mapping[str, Learne
     config = session.config.eval
     data = session.data(config.split)
     total = -(-min(config.images, len(data)) // config.batch_size)
-    batches = evaluation_batches(data, config.batch_size, range(config.images), workers=session.config.workers)
-    collected: dict[str, list[dict[str, Array]]] = {m.name: [] for m in methods}
-    for index, batch in enumerate(session.log.track(batches, total=total, title="evaluate")):
+    rank, world = session.ranks.rank, session.ranks.world
+    mine = range(rank, total, world)
+    batches = evaluation_batches(
+        data, config.batch_size, range(config.images), workers=session.config.workers, rank=rank, world=world
+    )
+    collected: dict[int, dict[str, dict[str, Array]]] = {}
+    for index, batch in zip(mine, session.log.track(batches, total=len(mine), title="evaluate"), strict=True):
+        session.stop_if_asked()
         batch = to_device(batch, session.device)
-        for m in methods:
-            collected[m.name].append(_batch(session, learners[m.name], batch, index))
-    return {
-        name: Tally(**{key: np.concatenate([part[key] for part in parts]) for key in parts[0]})
-        for name, parts in collected.items()
-    }
+        collected[index] = {m.name: _batch(session, learners[m.name], batch, index) for m in methods}
+    numbers = {index: batch for share in session.ranks.gather(collected) for index, batch in share.items()}
+    return {m.name: _joined([numbers[index][m.name] for index in range(total)]) for m in methods}
+
+
+def _joined(batches: list[dict[str, Array]]) -> Tally:
+    return Tally(**{key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]})
 
 
 def _batch(session: Session, learner: Learner, batch: Mapping[str, Any], index: int) -> dict[str, Array]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from split_core.config import RunConfig
 from split_core.engine.deploy import deployed
 from split_core.engine.methods import plan
 from split_core.engine.session import open_run
 from split_core.errors import SplitError, unknown
+from split_core.files import write_whole
 
 
 def main(config: RunConfig) -> Path:
@@ -21,19 +22,17 @@ def main(config: RunConfig) -> Path:
     Raises:
         SplitError: no such method in the run, its weights are missing, or export.out exists.
     """
-    session = open_run(config)
-    methods = {method.name: method for method in plan(config)}
-    name = config.export.method or config.policy["name"]
-    if name not in methods:
-        raise SplitError(f"export.method={name}: {unknown('method of this run', name, methods)}")
-    out = Path(config.export.out or session.run_dir / "export" / f"{name}.safetensors")
-    if out.exists():
-        raise SplitError(f"export.out={out} exists; choose another, or delete it")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    vit = deployed(session, methods[name]).model.unwrap()
-    state = {key: value.contiguous().cpu() for key, value in vit.state_dict().items()}
-    save_file(
-        state, out, metadata={"run": session.run_dir.name, "model": str(config.model), "source": methods[name].source}
-    )
+    with open_run(config) as session:
+        methods = {method.name: method for method in plan(config)}
+        name = config.export.method or config.policy["name"]
+        if name not in methods:
+            raise SplitError(f"export.method={name}: {unknown('method of this run', name, methods)}")
+        out = Path(config.export.out or session.run_dir / "export" / f"{name}.safetensors")
+        if out.exists():
+            raise SplitError(f"export.out={out} exists; choose another, or delete it")
+        vit = deployed(session, methods[name]).model.unwrap()
+        state = {key: value.contiguous().cpu() for key, value in vit.state_dict().items()}
+        facts = {"run": session.run_dir.name, "model": str(config.model), "source": methods[name].source}
+        write_whole(out, save(state, metadata=facts))
     print(out)
     return out

@@ -30,7 +30,8 @@ class StepSampler(Sampler[list[int]]):
         batch_size: of one process.
         steps: first and last + 1.
         seed: decides the permutations.
-        rank, world: this process and how many share a global batch of world * batch_size.
+        rank, world: this process and how many share a global batch of world * batch_size; the global batches do not
+            depend on how many processes share them.
     """
 
     def __init__(
@@ -67,11 +68,16 @@ def training_batches(
     return zip(steps, _loader(data, sampler, workers), strict=True)
 
 
-def evaluation_batches(data: Dataset, batch_size: int, samples: range, *, workers: int = 0) -> Iterator[dict[str, Any]]:
-    """The samples with these numbers in order, each once; numbers past the end are left out."""
+def evaluation_batches(
+    data: Dataset, batch_size: int, samples: range, *, workers: int = 0, rank: int = 0, world: int = 1
+) -> Iterator[dict[str, Any]]:
+    """The samples with these numbers in order, each once; numbers past the end are left out.
+
+    Of several processes each gets whole batches, every world-th one, so that a batch is the same whoever computes it.
+    """
     numbers = [number for number in samples if number < len(data)]
     batches = [numbers[i : i + batch_size] for i in range(0, len(numbers), batch_size)]
-    yield from _loader(data, batches, workers)
+    yield from _loader(data, batches[rank::world], workers)
 
 
 def _loader(data: Any, batches: Iterable[list[int]], workers: int) -> Iterable[dict[str, Any]]:

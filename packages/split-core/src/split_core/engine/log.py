@@ -6,13 +6,15 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
+
+from split_core.files import append_line, write_whole
 
 T = TypeVar("T")
 
@@ -23,27 +25,27 @@ class RunLog:
     Args:
         run_dir: metrics.jsonl and tensorboard/ go here.
         every: steps between lines.
+        writes: whether this process is the one that writes; the others of a run are silent.
     """
 
-    def __init__(self, run_dir: Path, every: int) -> None:
+    def __init__(self, run_dir: Path, every: int, *, writes: bool = True) -> None:
         self.path = run_dir / "metrics.jsonl"
         self.every = every
         self._folder = run_dir / "tensorboard"
         self._board: SummaryWriter | None = None
-        self.console = Console(file=sys.stdout)
+        self.writes = writes
+        self.console = Console(file=sys.stdout, quiet=not writes)
 
-    def __enter__(self) -> RunLog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Write out what TensorBoard still holds; what a full disk refuses is in metrics.jsonl or lost with it."""
         if self._board is not None:
-            self._board.close()
+            with suppress(OSError):
+                self._board.close()
+            self._board = None
 
     def rewind(self, phase: str, step: int) -> None:
         """Drop a phase's lines from `step` on: a resumed run writes them again."""
-        if not self.path.is_file():
+        if not self.writes or not self.path.is_file():
             return
         lines = []
         for line in self.path.read_text().splitlines():
@@ -53,14 +55,13 @@ class RunLog:
                 continue
             if row.get("phase") != phase or row.get("step", 0) < step:
                 lines.append(line)
-        draft = self.path.with_suffix(".tmp")
-        draft.write_text("".join(f"{line}\n" for line in lines))
-        draft.replace(self.path)
+        write_whole(self.path, "".join(f"{line}\n" for line in lines))
 
     def write(self, phase: str, step: int, numbers: Mapping[str, float]) -> None:
         """One step's numbers, to the file at once and to TensorBoard."""
-        with self.path.open("a") as file:
-            file.write(json.dumps({"phase": phase, "step": step, **numbers}) + "\n")
+        if not self.writes:
+            return
+        append_line(self.path, json.dumps({"phase": phase, "step": step, **numbers}))
         if self._board is None:  # made on the first number: commands that log none leave no folder
             self._board = SummaryWriter(str(self._folder))
         for name, value in numbers.items():
@@ -72,6 +73,9 @@ class RunLog:
 
     def track(self, items: Iterable[T], *, total: int, title: str, start: int = 0) -> Iterator[T]:
         """Iterate with a bar on a terminal, and with a plain line now and then elsewhere."""
+        if not self.writes:
+            yield from items
+            return
         if self.console.is_terminal:
             columns = (
                 TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),

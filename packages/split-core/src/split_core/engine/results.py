@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from split_core.errors import SplitError
+from split_core.files import write_whole
 
 RESULTS = "results.json"
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Whole or not at all; folders are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(_finite(content), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    draft.replace(path)
+    write_whole(path, json.dumps(_finite(content), indent=1, allow_nan=False) + "\n")
 
 
 def read_results(path: Path, *, hint: str) -> dict[str, Any]:

@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 import copy
+import errno
 import logging
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, InitProcessGroupKwargs
 from torch import nn
 
 from split_core import registry, resolve
 from split_core.config import RunConfig
 from split_core.decision import check_reachable
-from split_core.engine.checkpoint import load_weights
+from split_core.engine.checkpoint import Checkpoints, load_weights, save_weights
+from split_core.engine.interrupt import Interrupt
 from split_core.engine.loader import evaluation_batches
+from split_core.engine.lock import RunLock
 from split_core.engine.log import RunLog
-from split_core.errors import SplitError
+from split_core.engine.ranks import Ranks, lost_peer
+from split_core.engine.saver import Saver
+from split_core.errors import SplitError, Stopped
+from split_core.files import unwritable
 from split_core.model import SplitViT
 from split_core.pyramid import check_waste
 from split_core.task import DataContext, Dataset, ModelContext, Task, TaskContext
 from split_core.wrapping import backbone_info, wrap
 
 logger = logging.getLogger(__name__)
+DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EIO)
+"""What a disk says that is not ours to mend."""
 
 
 @dataclass
@@ -61,17 +71,67 @@ class Session:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
-        cpu = check_device(config.device).type == "cpu" and config.device != "auto"
-        self.accelerator = Accelerator(cpu=cpu, mixed_precision=config.precision)
+        self.accelerator = accelerator(config)
         self.device = self.accelerator.device if config.device in ("auto", "cpu") else torch.device(config.device)
-        if self.accelerator.num_processes > 1:
-            raise SplitError("several processes share no work yet; start one process")
+        self.ranks = Ranks(self.accelerator.process_index, self.accelerator.num_processes, self.device)
+        self.interrupt = Interrupt()
         self.run_dir = Path(config.run_dir)
+        self.lock: RunLock | None = None
         self._data: dict[str, Dataset] = {}
+
+    def __enter__(self) -> Session:
+        self.interrupt.watch()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.interrupt.restore()
+        self.log.close()
+        if self.lock is not None:
+            self.lock.release()
+        if error is not None and self.ranks.world > 1 and lost_peer(error):
+            raise SplitError(
+                f"rank {self.ranks.rank}: another process of this run is gone, its own log says why; the same command"
+                f" goes on from the last checkpoint ({str(error).splitlines()[0]})"
+            ) from error
+        if isinstance(error, OSError) and error.errno in DISK_FAULTS:
+            raise unwritable(Path(error.filename or self.run_dir), error) from error
+        if error is None and self.ranks.world > 1:
+            torch.distributed.destroy_process_group()
 
     @cached_property
     def log(self) -> RunLog:
-        return RunLog(self.run_dir, self.config.log_every)
+        return RunLog(self.run_dir, self.config.log_every, writes=self.ranks.main)
+
+    def saver(self, phase: str) -> Saver:
+        """Checkpoints of a phase."""
+        folder, settings = self.run_dir / "checkpoints" / phase, self.config.checkpoint
+        return Saver(
+            Checkpoints(folder, settings.keep_last, resolve.settings_of(self.config)),
+            self.ranks, every=settings.every_steps, interrupt=self.interrupt, scaler=self.accelerator.scaler,
+        )  # fmt: skip
+
+    def stop_if_asked(self) -> None:
+        """Between two pieces of work that need no saving.
+
+        Raises:
+            Stopped: this process was asked to stop.
+        """
+        if self.interrupt.asked:
+            raise Stopped(
+                f"stopped as asked; do={self.config.do} starts again from what is saved", again=self.interrupt.again
+            )
+
+    def finished(self, weights: Path) -> bool:
+        """Whether a phase has left its weights; one answer for all processes."""
+        return self.ranks.same(weights.is_file)
+
+    def finish(self, weights: Path, learner: Learner, facts: Mapping[str, Any], phase: str) -> None:
+        """Save the weights of a phase that is done, and forget its checkpoints."""
+        self.ranks.same(lambda: save_weights(weights, learner.modules(), facts))
+        if self.ranks.main:
+            self.saver(phase).checkpoints.clear()
 
     def data(self, split: str) -> Dataset:
         """A split of the data, sized and normalised as the backbone wants."""
@@ -118,6 +178,20 @@ class Session:
             yield batch["image"].to(self.device)
 
 
+def accelerator(config: RunConfig) -> Accelerator:
+    """Device, precision and process group, as the settings and the environment (RANK, WORLD_SIZE ...) say.
+
+    Raises:
+        SplitError: no such device here, or a precision that it cannot do.
+    """
+    cpu = check_device(config.device).type == "cpu" and config.device != "auto"
+    patience = InitProcessGroupKwargs(timeout=timedelta(seconds=config.patience_s))
+    try:
+        return Accelerator(cpu=cpu, mixed_precision=config.precision, kwargs_handlers=[patience])
+    except ValueError as error:  # accelerate's own words, e.g. "fp16 mixed precision requires a GPU (not 'cpu')."
+        raise SplitError(f"precision={config.precision}: {str(error).splitlines()[0]}") from error
+
+
 def check_device(name: str) -> torch.device:
     """The device of this name ("auto" is the CPU here; Accelerate looks for a better one).
 
@@ -148,8 +222,23 @@ def open_run(config: RunConfig) -> Session:
     check_waste(grid)
     for budget in (config.budget, *(config.adapt.budget_range or ())):
         check_reachable(budget, grid)
-    resolve.claim_run_dir(config)
+    session.ranks.same(lambda: claim(session))
     return session
+
+
+def claim(session: Session) -> None:
+    """Take run_dir for this run, on the process that writes.
+
+    Raises:
+        SplitError: another process has it, it holds another run, or it cannot be written.
+    """
+    resolve.check_run_dir(session.config)
+    session.lock = RunLock(session.run_dir)
+    try:
+        resolve.claim_run_dir(session.config)
+    except SplitError:
+        session.lock.release()
+        raise
 
 
 def provenance() -> dict[str, str]:

@@ -13,8 +13,7 @@ from split_core.engine.session import open_run
 def main(config: RunConfig) -> None:
     """Run every phase that is not finished yet, then the evaluation."""
     methods = plan(config)
-    session = open_run(config)
-    with session.log:
+    with open_run(config) as session:
         for source in sources(methods):
             adapt(session, source)
         if is_learned(config.policy["name"]):

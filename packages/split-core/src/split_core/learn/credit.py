@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from split_core.decision import existing
+from split_core.draws import uniform
 from split_core.learn.config import CreditConfig
 from split_core.learn.estimator import ErrorOf, Estimator, EstimatorContext, Lesson
 from split_core.learn.replay import Example, Replay
@@ -83,9 +84,7 @@ class Credit(Estimator):
         grid, device = pyramid.grid, pyramid.levels[0].device
         chance = uniform_probability(grid, self.context.budget)
         soft, batch = self.config.softness, self.config.masks * pyramid.batch
-        drawn = (
-            torch.rand(batch, grid.size(s), generator=generator).to(device) < chance for s in range(1, grid.stages + 1)
-        )
+        drawn = (uniform((batch, grid.size(s)), generator, device) < chance for s in range(1, grid.stages + 1))
         return tuple(soft + (1 - 2 * soft) * mask.float() for mask in drawn)
 
     def _fit(self, model: SplitViT, example: Example) -> Float[Tensor, ""]:

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from split_core.decision import Decision
+from split_core.draws import uniform
 from split_core.features import Features
 from split_core.learn.config import GateConfig
 from split_core.learn.dual import Dual
@@ -83,8 +84,8 @@ def straight_through(
     logit: Float[Tensor, "b n"], temperature: float, generator: torch.Generator | None = None
 ) -> Float[Tensor, "b n"]:
     """Binary gates, P(gate = 1) = sigmoid(logit), with the gradient of their relaxation."""
-    uniform = torch.rand(logit.shape, generator=generator).to(logit.device).clamp(1e-6, 1 - 1e-6)
-    soft = ((logit + uniform.logit()) / temperature).sigmoid()
+    chance = uniform(logit.shape, generator, logit.device).clamp(1e-6, 1 - 1e-6)
+    soft = ((logit + chance.logit()) / temperature).sigmoid()
     return (soft > 0.5).float() + (soft - soft.detach())  # the bracket is exactly zero
 
 

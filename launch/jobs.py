@@ -1,0 +1,148 @@
+"""Runs as jobs of submitit: one process per GPU, saved and queued again when Slurm says that time is up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from clusters import ClusterConfig
+from split_core.errors import SplitError
+from split_core.files import append_line
+
+JOBS, RECORD = "jobs", "submitted.jsonl"
+QUEUED_AGAIN_S = 120
+"""Seconds that the other ranks wait for Slurm to end them after rank 0 has queued the job again."""
+
+
+class Job:
+    """A command line, as submitit calls it on every rank.
+
+    Args:
+        arguments: of the command line.
+        folder: where launch/run.py is; it is not on a node's path.
+    """
+
+    def __init__(self, arguments: Sequence[str], folder: str) -> None:
+        self.arguments, self.folder = list(arguments), folder
+
+    def __call__(self) -> None:
+        import submitit
+
+        handler = signal.getsignal(signal.SIGUSR2)  # submitit's, which queues the job again; the run notes the signal
+        if submitit.JobEnvironment().num_tasks > 1:
+            # each process sees all GPUs of its node and takes the one of its local rank
+            submitit.helpers.TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
+        sys.path.insert(0, self.folder)
+        import run
+
+        code = run.main(self.arguments)
+        if code == run.STOPPED and callable(handler):
+            handler(signal.SIGUSR2, None)  # on rank 0 this queues the job and ends the process
+            time.sleep(QUEUED_AGAIN_S)
+        if code:
+            raise RuntimeError(f"the run ended with exit code {code}; the line above says why")
+
+    def checkpoint(self) -> Any:
+        """What to run when the job starts again: the same, for the run resumes by itself."""
+        import submitit
+
+        return submitit.helpers.DelayedSubmission(self)
+
+
+def submit(commands: Mapping[Path, Sequence[str]], folder: Path, cluster: ClusterConfig) -> list[dict[str, Any]]:
+    """Submit one job for each run_dir, as an array when there are several.
+
+    Returns: for each, {"id", "kind", "run_dir", "log"}, which is also noted in FOLDER/jobs/submitted.jsonl.
+
+    Raises:
+        SplitError: submitit is not installed, or Slurm refuses.
+    """
+    try:
+        import cloudpickle
+        import submitit
+    except ModuleNotFoundError as error:
+        raise SplitError(f"cluster= needs {error.name}; pip install 'split-core[slurm]' brings it") from error
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a node imports nothing to read the job
+    place = (folder / JOBS).absolute()
+    launch = str(Path(__file__).parent.absolute())
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        executor = _executor(submitit, place, cluster)
+        jobs = [Job(arguments, launch) for arguments in commands.values()]
+        if len(jobs) == 1:
+            started = [executor.submit(jobs[0])]
+        else:
+            with executor.batch():
+                started = [executor.submit(job) for job in jobs]
+    except OSError as error:
+        raise SplitError(f"{place} cannot be written: {error.strerror or error}") from error
+    except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError) as error:
+        raise SplitError(f"Slurm refuses the job: {_last_line(error)}") from error
+    records = [
+        {"id": job.job_id, "kind": cluster.kind, "run_dir": str(run_dir), "log": str(job.paths.stdout)}
+        for run_dir, job in zip(commands, started, strict=True)
+    ]
+    for record in records:
+        append_line(place / RECORD, json.dumps(record))
+    return records
+
+
+def _executor(submitit: Any, place: Path, cluster: ClusterConfig) -> Any:
+    if cluster.kind == "local":
+        executor = submitit.LocalExecutor(place / "%j")
+        executor.update_parameters(
+            tasks_per_node=cluster.tasks, gpus_per_node=cluster.gpus, timeout_min=cluster.timeout_min,
+            signal_delay_s=cluster.signal_delay_s, setup=list(cluster.setup),
+        )  # fmt: skip
+        return executor
+    executor = submitit.SlurmExecutor(place / "%j", max_num_timeout=cluster.max_timeouts)
+    # Where one rank fails the others would wait for it: srun ends them. It no longer hands sbatch's cores down.
+    srun = ["--kill-on-bad-exit=1"]
+    srun += ["--cpus-per-task", str(cluster.cpus_per_task)] if cluster.cpus_per_task else []
+    given = {
+        "partition": cluster.partition, "account": cluster.account, "qos": cluster.qos,
+        "constraint": cluster.constraint, "gpus_per_node": cluster.gpus_per_node,
+        "cpus_per_task": cluster.cpus_per_task, "setup": list(cluster.setup) or None,
+        "mem": None if cluster.mem_gb is None else f"{round(cluster.mem_gb * 1024)}M",
+    }  # fmt: skip
+    executor.update_parameters(
+        job_name="split", nodes=cluster.nodes, ntasks_per_node=cluster.tasks, time=cluster.timeout_min,
+        signal_delay_s=cluster.signal_delay_s, array_parallelism=cluster.array_parallelism, srun_args=srun,
+        additional_parameters={"requeue": True},
+        **{key: value for key, value in given.items() if value is not None},
+    )  # fmt: skip
+    return executor
+
+
+def submitted(folder: Path) -> list[dict[str, Any]]:
+    """The jobs that were submitted for a run or a sweep, oldest first, each with its "state"."""
+    path = folder / JOBS / RECORD
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    return [{**row, "state": state(row)} for row in rows]
+
+
+def state(record: Mapping[str, Any]) -> str:
+    """What Slurm, or this machine's process table, says of a job."""
+    if record["kind"] == "local":
+        try:
+            os.kill(int(record["id"]), 0)
+        except (ProcessLookupError, PermissionError):
+            return "ended"
+        return "running"
+    command = ["squeue", "-h", "-t", "all", "-o", "%T", "-j", str(record["id"])]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown (squeue does not answer)"
+    return done.stdout.split()[0].lower() if done.stdout.split() else "no longer in the queue"
+
+
+def _last_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[-1]

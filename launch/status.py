@@ -1,0 +1,67 @@
+"""``do=status run_dir=...``: how far a run or a sweep is, from its files alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from jobs import submitted
+from split_core.errors import SplitError
+from split_core.resolve import CONFIG_FILE
+
+
+def state_of(run_dir: Path) -> str:
+    """finished, running, stopped or not started."""
+    from split_core.engine.lock import holder
+
+    if holder(run_dir) is not None:
+        return "running"
+    if (run_dir / "results.json").is_file():
+        return "finished"
+    return "stopped" if (run_dir / CONFIG_FILE).is_file() else "not started"
+
+
+def status(run_dir: Path) -> str:
+    """State, phases and jobs of a run, or of each run of a sweep.
+
+    Raises:
+        SplitError: there is neither in this folder.
+    """
+    import sweep
+
+    if (run_dir / sweep.SWEEP_FILE).is_file():
+        return "\n".join([sweep.table(run_dir), *_jobs(run_dir)])
+    if not (run_dir / CONFIG_FILE).is_file() and not submitted(run_dir):
+        raise SplitError(f"run_dir={run_dir} holds neither a run nor a sweep")
+    return "\n".join([f"{run_dir}: {_state(run_dir)}", *_phases(run_dir), *_jobs(run_dir)])
+
+
+def _state(run_dir: Path) -> str:
+    from split_core.engine.lock import holder
+
+    by = holder(run_dir)
+    state = state_of(run_dir)
+    if state == "stopped":
+        return "stopped; the command that started it goes on"
+    return f"running, by {by}" if by else state
+
+
+def _phases(run_dir: Path) -> list[str]:
+    """What is saved, and the last step logged."""
+    lines = [f"  models/{path.stem}: done" for path in sorted((run_dir / "models").glob("*.safetensors"))]
+    for phase in sorted((run_dir / "checkpoints").glob("*")):
+        steps = sorted(int(path.name) for path in phase.glob("[0-9]*"))
+        lines += [f"  {phase.name}: checkpoint after step {steps[-1]}"] if steps else []
+    path = run_dir / "metrics.jsonl"
+    for line in reversed(path.read_text(encoding="utf-8").splitlines() if path.is_file() else []):
+        try:
+            row = json.loads(line)
+        except ValueError:  # cut short by a kill
+            continue
+        shown = ", ".join(f"{key} {row[key]:.4g}" for key in ("loss", "error", "token_fraction") if key in row)
+        return [*lines, f"  last logged: {row['phase']} step {row['step']}" + (f", {shown}" if shown else "")]
+    return lines
+
+
+def _jobs(run_dir: Path) -> list[str]:
+    return [f"  job {row['id']}: {row['state']}, log {row['log']}" for row in submitted(run_dir)]

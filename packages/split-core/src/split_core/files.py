@@ -1,0 +1,59 @@
+"""Files that are whole or not there: the one way in which a run writes what must survive a kill or a full disk."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from split_core.errors import SplitError
+
+
+def write_whole(path: Path, content: bytes | str) -> None:
+    """Write beside `path`, push it to the disk, rename. Folders are made.
+
+    A kill or a fault at any moment leaves the old file or the new one, and no half of either.
+
+    Raises:
+        SplitError: it cannot be written (disk full, read-only, no permission ...); the old file stands.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise unwritable(path, error) from error
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add one line. A kill may cut it short, so readers pass over a line that does not parse.
+
+    Raises:
+        SplitError: as `write_whole`.
+    """
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Push a folder's own entries to the disk, so that a rename in it survives a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def unwritable(path: Path, error: OSError) -> SplitError:
+    """The line for a file that cannot be written."""
+    return SplitError(f"{path} cannot be written: {error.strerror or error}; what was there before still stands")

@@ -1,0 +1,1 @@
+"""Faults brought about on purpose: kills, full disks, damaged files, lost processes."""

@@ -1,0 +1,125 @@
+"""On a real Slurm of one node: two tasks, told to stop, queued again, and finished as a straight run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import run
+from faults.tiny_run import arguments, losses
+
+HERE = Path(__file__).parent
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A Slurm for these tests, as the environment that reaches it."""
+    missing = [name for name in ("slurmctld", "slurmd", "munged") if shutil.which(name) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} not installed (Debian: apt-get install slurm-wlm munge)")
+    if os.getuid() != 0:
+        pytest.skip("starting a Slurm of one's own needs root")
+    folder = tmp_path_factory.mktemp("slurm")
+    for parent in (folder, *folder.parents[:2]):
+        parent.chmod(0o755)  # munge refuses a socket below a private folder
+    started = subprocess.run(["sh", HERE / "start.sh", folder], capture_output=True, text=True, check=False)
+    try:
+        assert started.returncode == 0, started.stderr
+        yield {
+            **os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }  # fmt: skip
+    finally:
+        subprocess.run(["sh", HERE / "stop.sh", folder], check=False)
+
+
+def launch(environment: dict[str, str], *line: str) -> str:
+    done = subprocess.run(
+        [sys.executable, run.__file__, *line], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def until(done: Callable[[], bool], seconds: float, folder: Path) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        logs = list(folder.rglob("*_log.*"))
+        assert time.monotonic() < end, "\n".join(f"{path}\n{path.read_text()[-1500:]}" for path in logs)
+        time.sleep(0.3)
+
+
+CLUSTER = ["cluster=slurm", "cluster.tasks_per_node=2", "cluster.cpus_per_task=1", "cluster.mem_gb=2"]
+
+
+def test_two_tasks_told_to_stop_are_queued_again_and_end_as_a_straight_run(
+    slurm: dict[str, str], tmp_path: Path
+) -> None:
+    straight, run_dir = tmp_path / "straight", tmp_path / "run"
+    long = {"adapt": {"images": 1280, "batch_size": 16, "dense_fraction": 0.25, "backbone_lr": 1e-3}}
+    assert subprocess.run([sys.executable, run.__file__, *arguments(straight, **long)], check=False).returncode == 0
+    said = launch(slurm, *arguments(run_dir, **long), *CLUSTER)
+    found = re.search(r"job (\d+)  log (\S+)", said)
+    assert found
+    job, log = found[1], Path(found[2])
+    assert "policy:\n  name: xattn" in said
+    metrics = run_dir / "metrics.jsonl"
+    until(lambda: metrics.is_file() and len(metrics.read_text().splitlines()) > 3, 120, tmp_path)
+    assert "running, by process" in launch(slurm, "do=status", f"run_dir={run_dir}")
+    subprocess.run(["scancel", "--signal=USR2", job], env=slurm, check=True)
+    until(
+        lambda: "Requeued job" in log.with_suffix(".err").read_text() if log.with_suffix(".err").is_file() else False,
+        60,
+        tmp_path,
+    )
+    until((run_dir / "results.json").is_file, 200, tmp_path)
+    errors = log.with_suffix(".err").read_text()
+    assert "stopped as asked after step" in errors
+    mine, theirs = losses(run_dir), losses(straight)
+    assert [(row["phase"], row["step"]) for row in mine] == [(row["phase"], row["step"]) for row in theirs]
+    for ours, other in zip(mine, theirs, strict=True):
+        for key in ("loss", "error", "token_fraction"):
+            if key in other:
+                assert ours[key] == pytest.approx(other[key], rel=1e-4, abs=1e-5), (ours["phase"], ours["step"], key)
+    until(lambda: "completed" in launch(slurm, "do=status", f"run_dir={run_dir}"), 60, tmp_path)
+    assert f"{run_dir}: finished" in launch(slurm, "do=status", f"run_dir={run_dir}")
+
+
+def test_a_sweep_is_an_array_with_one_table_and_a_failing_rank_ends_its_job(
+    slurm: dict[str, str], tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "sweep"
+    recipe, _ = arguments(tmp_path / "run")
+    small = ["policy=entropy", "eval.methods=[]"]
+    said = launch(slurm, "do=sweep", recipe, f"run_dir={run_dir}", *small, "seed=0,1", *CLUSTER[:1], *CLUSTER[2:])
+    jobs = re.findall(r"job (\d+)_(\d)  seed=(\d)", said)
+    assert [(task, seed) for _, task, seed in jobs] == [("0", "0"), ("1", "1")]
+    until(lambda: len(list(run_dir.glob("*/results.json"))) == 2, 200, tmp_path)
+    until(lambda: launch(slurm, "do=status", f"run_dir={run_dir}").count("finished") == 2, 60, tmp_path)
+    rows = [
+        line for line in (run_dir / "sweep.md").read_text().splitlines() if "| entropy |" in line or "entropy" in line
+    ]
+    assert len(rows) == 2
+    refused = tmp_path / "refused"
+    (refused / "models").mkdir(parents=True)  # of no known run
+    job = re.search(r"job (\d+)", launch(slurm, recipe, f"run_dir={refused}", *CLUSTER))
+    assert job
+    until(lambda: "failed" in launch(slurm, "do=status", f"run_dir={refused}"), 120, tmp_path)
+    assert "error: " in "".join(path.read_text() for path in refused.rglob("*_log.err"))
+
+
+def test_what_slurm_refuses_is_one_line(slurm: dict[str, str], tmp_path: Path) -> None:
+    command = [sys.executable, run.__file__, *arguments(tmp_path / "run"), *CLUSTER, "cluster.partition=nosuch"]
+    done = subprocess.run(command, capture_output=True, text=True, env=slurm, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "Slurm refuses the job: " in done.stderr
+    assert "invalid partition" in done.stderr.lower()
