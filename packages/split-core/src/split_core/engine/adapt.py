@@ -49,10 +49,12 @@ def load_learner(session: Session, weights: str, policy: str, *, rule: Any = Non
     """A model of this run by the stem of its weights, with another policy if `policy` is not the one saved with it."""
     path = session.run_dir / "models" / f"{weights}.safetensors"
     saved = session.learner(own_settings(session.config, weights.removesuffix(WARM)), rule=rule)
-    facts = load_weights(path, saved.modules())
-    if "offset" in facts and saved.model.policy.learned:  # its logits only order parents; the budget is spent here
+    saved.facts = load_weights(path, saved.modules())
+    if (
+        "offset" in saved.facts and saved.model.policy.learned
+    ):  # its logits only order parents; the budget is spent here
         decision = saved.model.decision
-        saved.model.decision = Decision(decision.rule, decision.budget, facts["offset"])
+        saved.model.decision = Decision(decision.rule, decision.budget, saved.facts["offset"])
     if policy != weights.removesuffix(WARM):
         other = session.learner(own_settings(session.config, policy), rule=rule)
         saved.model.policy, saved.model.decision = other.model.policy, other.model.decision

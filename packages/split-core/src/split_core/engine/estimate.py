@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 from torch import Tensor, nn
 
@@ -38,22 +40,27 @@ def estimate(session: Session) -> None:
     context = EstimatorContext(config.budget, steps, session.ranks.mean)
     estimator: Estimator = registry.build("estimator", config.estimator, context)
     if steps:
-        _train(session, learner, estimator, settings, steps)
+        seconds = _train(session, learner, estimator, settings, steps)
     facts: dict[str, object] = {"source": name + WARM}
+    if steps:
+        images = steps * settings.batch_size
+        facts |= {"estimator": config.estimator["name"], "learned_images": images, "learned_seconds": seconds}
     if steps and not estimator.holds_budget:
         facts["offset"] = calibrated(session, learner.eval(), "train").offset
     session.finish(path, learner, facts, phase=f"estimate_{name}")
 
 
-def _train(session: Session, learner, estimator: Estimator, settings: EstimatorConfig, steps: int) -> None:  # type: ignore[no-untyped-def]
+def _train(session: Session, learner, estimator: Estimator, settings: EstimatorConfig, steps: int) -> float:  # type: ignore[no-untyped-def]
+    """Returns the seconds it took, those before a resumption included."""
     config, model = session.config, learner.model
     phase = f"estimate_{config.policy['name']}"
     optimizer = torch.optim.Adam(model.policy.parameters(), lr=settings.lr)
     saver = session.saver(phase)
-    start = 0
+    start, before, began = 0, 0.0, time.perf_counter()
     resumed = saver.resume()
     if resumed is not None:
         start, state = resumed
+        before = state["seconds"]
         model.policy.load_state_dict(state["policy"])
         optimizer.load_state_dict(state["optimizer"])
         estimator.load_state_dict(state["estimator"])
@@ -92,8 +99,10 @@ def _train(session: Session, learner, estimator: Estimator, settings: EstimatorC
                 "policy": model.policy.state_dict(),
                 "optimizer": optimizer.state_dict(),
                 "estimator": estimator.state_dict(),
+                "seconds": before + time.perf_counter() - began,
             },
         )
+    return before + time.perf_counter() - began
 
 
 def _learn(session, model, estimator: Estimator, lesson: Lesson, optimizer, grad_clip) -> None:  # type: ignore[no-untyped-def]

@@ -21,7 +21,7 @@ from split_core.engine.calibration import objects_of
 from split_core.engine.deploy import deployed
 from split_core.engine.flops import ideal_speedup
 from split_core.engine.loader import evaluation_batches, step_seed, to_device
-from split_core.engine.methods import Method, plan
+from split_core.engine.methods import WARM, Method, plan
 from split_core.engine.results import RESULTS, write_json
 from split_core.engine.session import Learner, Session, open_run, provenance
 from split_core.engine.timing import Timing
@@ -150,6 +150,8 @@ def row(
         "object_recall": own.object_hits.sum() / cells if cells else None,
         "ideal_speedup": ideal_speedup(learner.model.vit, grid.cells[0] * grid.cells[1], own.tokens),
     }  # fmt: skip
+    if "estimator" in learner.facts and not method.name.endswith(WARM) and learner.model.policy.learned:
+        result |= {key: learner.facts[key] for key in ("estimator", "learned_images", "learned_seconds")}
     if method.name in speeds:
         timing = speeds[method.name]
         result |= {

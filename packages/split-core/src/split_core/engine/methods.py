@@ -3,6 +3,7 @@
     dense, random, entropy ...   fine-tuned on their own partitions
     cosine, NAME_warmstart, NAME the warm start's partitions are the cosine rule's, so the three share a backbone
     analysis policies (oracle)   not rivals; they run on the learned policy's backbone
+                                 (both on the cosine rule's own if that policy decides within the backbone)
 
 Every fine-tuning sees the same images for the same number of steps. Unlearned policies are compared at the
 threshold that spends the budget (`eval.calibrate` says on which images); a learned policy at the one it deploys.
@@ -71,8 +72,10 @@ def method(name: str, learned: str | None) -> Method:
     if learned and name == learned + WARM:
         return Method(name, learned, name, name, calibrated=True)
     kind = policy_class(name)
-    shares = learned and (name == "cosine" or kind.analysis)
-    source = learned + WARM if shares and learned else name
+    source = name
+    if learned and (name == "cosine" or kind.analysis):
+        # A backbone that learned to take in fine tokens half-way up serves no policy that decides before it.
+        source = "cosine" if policy_class(learned).carries else learned + WARM
     return Method(name, name, source, source, calibrated=kind.default_rule == "image")
 
 

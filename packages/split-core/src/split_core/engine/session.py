@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
@@ -48,6 +48,8 @@ class Learner:
 
     model: SplitViT
     task: Task
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What its weights' file says of how they were made."""
 
     def modules(self) -> dict[str, nn.Module]:
         """By the names their weights are saved under."""

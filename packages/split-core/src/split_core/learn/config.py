@@ -81,7 +81,7 @@ class CreditConfig(EstimatorConfig):
     lr: float = Field(1e-3, gt=0, description="peak learning rate of the policy")
     batch_size: int = Field(64, ge=1, description="images per step")
     masks: int = Field(1, ge=1, description="random masks per image, whose credits are averaged")
-    softness: float = Field(0.0, ge=0, lt=0.5, description="gates are drawn at this and one minus this, not at 0 and 1")
+    softness: float = Field(0.1, ge=0, lt=0.5, description="gates are drawn at this and one minus this, not at 0 and 1")
     clip: float = Field(3.0, gt=0, description="largest target, in running standard deviations")
     huber: float = Field(1.0, gt=0, description="where the regression's loss turns from square to linear, likewise")
     repeats: int = Field(4, ge=1, description="updates per batch: one on it, the others on earlier ones")

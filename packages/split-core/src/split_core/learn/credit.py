@@ -8,7 +8,10 @@ Whole-mask PPO learns from one number per rollout which of its many decisions we
 One backward yields a target per parent where PPO needs many rollouts, so that fewer images teach as much. The
 network regresses v; its logit orders parents for any budget, and the threshold is set afterwards (`holds_budget` is
 False). Masks are drawn at random with the split probability that spends the budget, not from the policy, whose own
-masks would hide what its rejected parents were worth. Targets are divided by their running spread and clipped, since
+masks would hide what its rejected parents were worth. Gates stand a little inside (`softness`): at exactly 0 the
+slope in a key's weight says what the first trace of it would do, which may be anything, not what all of it would.
+(DINOv2 ViT-S/14 on composites, 128 images: correlation with the true difference of splitting one parent .31 at
+softness 0, .61 at .1, .54 at .25, .46 at .5.) Targets are divided by their running spread and clipped, since
 a few images on which the error explodes would decide the fit.
 """
 
