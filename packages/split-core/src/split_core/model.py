@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from split_core import hub
 from split_core.attention import AttentionBackend, choose_backend
 from split_core.backbone.blocks import BLOCKS
 from split_core.backbone.check import check_backbone
@@ -59,6 +61,8 @@ class SplitViT(nn.Module):
         self.decision = decision
         self.attention = attention
         self.pooling = pooling
+        self.spec: hub.Spec | None = None
+        """What the model was wrapped with, where that has a name."""
         self.layout: Layout | None = None
         """The layout of the last forward, for inspection."""
 
@@ -195,6 +199,19 @@ class SplitViT(nn.Module):
             x, image, weight = features.weighted(self.pooling, prefix=getattr(vit, "pool_include_prefix", True))
             pooled = pool_attention(vit.attn_pool, x, image, features.batch, weight)
         return vit.head(vit.head_drop(vit.fc_norm(pooled)))
+
+    @property
+    def transforms(self) -> dict[str, Any]:
+        """How images are prepared for the model: arguments of `timm.data.create_transform`."""
+        return hub.transforms(self.vit)
+
+    def save_pretrained(self, folder: str | Path, **options: Any) -> Path:
+        """Write weights, configuration and model card; `split_core.load_pretrained` reads them (`hub.save`)."""
+        return hub.save(self, folder, **options)
+
+    def push_to_hub(self, repo: str, **options: Any) -> str:
+        """Save and upload to the Hugging Face Hub (`hub.push`)."""
+        return hub.push(self, repo, **options)
 
     def unwrap(self) -> nn.Module:
         """The timm model inside."""

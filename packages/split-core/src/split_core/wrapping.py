@@ -1,18 +1,21 @@
-"""`wrap`: a timm model and the name of a policy in, an adaptive model out, or one clear line."""
+"""`wrap`: a timm model and the name of a policy in, an adaptive model out, or one clear line; and a saved one back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast, get_args
 
+import torch
 from pydantic import ValidationError
 from torch import nn
 
-from split_core import registry
+from split_core import hub, registry
 from split_core.backbone.check import Backbone, check_backbone
 from split_core.decision import Decision, Rule
 from split_core.errors import SplitError, unknown
 from split_core.features import Pooling
+from split_core.hub import Spec
 from split_core.model import SplitViT
 from split_core.policy import BackboneInfo, SplitPolicy
 from split_core.pyramid import Down
@@ -39,11 +42,15 @@ def wrap(
     """
     check_options(stages=stages, policy=policy, budget=budget, **options)
     vit = check_backbone(model)
+    spec = None
     if isinstance(policy, SplitPolicy):
         scorer = policy
     else:
         try:
-            scorer = registry.build("policy", policy, backbone_info(vit, stages=stages, budget=budget))
+            choice = registry.choose("policy", policy)
+            scorer = registry.build("policy", choice, backbone_info(vit, stages=stages, budget=budget))
+            settings = {"name": choice.name, **choice.settings.model_dump(mode="json")}
+            spec = Spec(settings, stages, budget, options)
         except ValidationError as error:
             fault = error.errors()[0]
             raise SplitError(f"policy.{'.'.join(map(str, fault['loc']))}={fault['input']!r}: {fault['msg']}") from error
@@ -54,7 +61,32 @@ def wrap(
     decision = Decision(rule, budget)
     weight = vit.patch_embed.proj.weight
     scorer.to(weight.device, weight.dtype)
-    return SplitViT(vit, scorer, stages=stages, decision=decision, **options)
+    model = SplitViT(vit, scorer, stages=stages, decision=decision, **options)
+    model.spec = spec
+    return model
+
+
+def load_pretrained(source: str | Path, *, revision: str | None = None, **options: Any) -> SplitViT:
+    """The model that `save_pretrained` or `push_to_hub` wrote, in eval mode.
+
+    Args:
+        source: a folder, or "owner/name" on the Hugging Face Hub.
+        revision: branch, tag or commit of the repository.
+        options: options of `wrap` to have otherwise, such as attention.
+
+    Raises:
+        SplitError: it cannot be found, is damaged, or does not fit; names every key that does not.
+    """
+    folder = hub.fetch(source, revision=revision)
+    config = hub.read_config(folder)
+    spec = Spec(**config["spec"])
+    model = wrap(
+        hub.build_backbone(config), spec.policy, stages=spec.stages, budget=spec.budget, **{**spec.options, **options}
+    )
+    model.decision = Decision(**config["decision"])
+    model.to(getattr(torch, config["dtype"]))
+    hub.load_state(model, folder)
+    return model.eval()
 
 
 OPTIONS: dict[str, tuple[Any, ...]] = {

@@ -41,7 +41,8 @@ def probe(block: Any, index: int, dim: int, *, rope: str | None = None, prefix: 
     x, segments = _sample(block, dim, PATCHES + prefix)
     options, rows = {}, None
     if rope is not None:
-        angles = torch.randn(PATCHES, block.attn.num_heads, block.attn.head_dim // 2, generator=_generator(1)).to(x)
+        pairs = round(block.attn.scale**-2) // 2
+        angles = torch.randn(PATCHES, block.attn.num_heads, pairs, generator=_generator(1)).to(x)
         angles = angles[:, 0] if rope == "shared" else angles
         turned = torch.cat([angles.new_zeros(prefix, *angles.shape[1:]), angles]).repeat(2, *[1] * (angles.ndim - 1))
         rows = torch.cat([turned.sin(), turned.cos()], -1)

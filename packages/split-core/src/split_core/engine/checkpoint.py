@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from split_core.errors import SplitError
 from split_core.files import sync_folder, unwritable, write_whole
 from split_core.resolve import first_difference
+from split_core.weights import check_fit
 
 logger = logging.getLogger(__name__)
 
@@ -135,15 +136,7 @@ def load_weights(path: Path, modules: Mapping[str, nn.Module], *, without: str |
     wanted = {f"{name}.{key}": value for name, module in modules.items() for key, value in module.state_dict().items()}
     if without is not None:
         found, wanted = ({k: v for k, v in side.items() if not k.startswith(without)} for side in (found, wanted))
-    faults = [f"missing {key}" for key in wanted.keys() - found.keys()]
-    faults += [f"unexpected {key}" for key in found.keys() - wanted.keys()]
-    faults += [
-        f"{key} is {tuple(found[key].shape)}, wanted {tuple(wanted[key].shape)}"
-        for key in wanted.keys() & found.keys()
-        if found[key].shape != wanted[key].shape
-    ]
-    if faults:
-        raise SplitError(f"{path} does not fit the model: {'; '.join(sorted(faults))}")
+    check_fit(path, found, wanted)
     with torch.no_grad():
         for key, value in wanted.items():
             value.copy_(found[key])  # state_dict shares memory with the modules
