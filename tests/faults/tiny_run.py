@@ -20,6 +20,7 @@ SETTINGS: dict[str, Any] = {
     "policy": "xattn",
     "budget": 0.5,
     "adapt": {"images": 96, "batch_size": 16, "dense_fraction": 0.25, "backbone_lr": 1e-3},
+    "warmstart": {"tau": 0.03},
     "estimator": {"name": "ppo", "images": 128, "batch_size": 16, "lr": 1e-3, "normalize_advantage": True},
     "eval": {"images": 20, "batch_size": 8, "random_draws": 2, "methods": ["random"]},
     "bench": {"batch_sizes": [4], "repeats": 1, "warmup": 0},

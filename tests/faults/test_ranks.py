@@ -1,0 +1,136 @@
+"""Two processes train and evaluate as one does, and none hangs when the other is lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from faults.ranks import LIMIT, together
+from faults.tiny_run import losses
+from split_core.draws import shared_generator, uniform
+from split_core.engine.loader import evaluation_batches
+from split_core.engine.ranks import Ranks, lost_peer
+from split_core.errors import SplitError
+
+SECONDS = 600
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict[str, Any]]]:
+    """Every case, run once."""
+    folder = tmp_path_factory.mktemp("ranks")
+    return folder, together(folder, SECONDS)
+
+
+@pytest.fixture
+def pair(cases: tuple[Path, dict[str, dict[str, Any]]]) -> dict[str, Path]:
+    """The same run by one process and by two."""
+    folder, results = cases
+    for case in ("one", "two"):
+        assert set(results[case]["codes"]) == {0}, results[case]["said"]
+    return {case: folder / case for case in ("one", "two")}
+
+
+def test_training_losses_are_those_of_one_process(pair: dict[str, Path]) -> None:
+    one, two = losses(pair["one"]), losses(pair["two"])
+    assert [(row["phase"], row["step"]) for row in one] == [(row["phase"], row["step"]) for row in two]
+    for alone, shared in zip(one, two, strict=True):
+        for key in ("loss", "error", "token_fraction", "imitation", "lambda", "tau"):
+            if key in alone:
+                assert shared[key] == pytest.approx(alone[key], rel=2e-3, abs=1e-4), (
+                    alone["phase"],
+                    alone["step"],
+                    key,
+                )
+
+
+def test_evaluation_numbers_are_those_of_one_process(pair: dict[str, Path]) -> None:
+    one, two = (np.load(folder / "per_image.npz") for folder in pair.values())
+    assert set(one.files) == set(two.files)
+    for key in one.files:
+        assert one[key].shape == two[key].shape == (20,)
+    # of the backbone that both trained alike; the policy's rare near-ties may fall either way
+    assert two["random/error"] == pytest.approx(one["random/error"], rel=5e-3)
+    rows = [json.loads((folder / "results.json").read_text())["rows"] for folder in pair.values()]
+    for alone, shared in zip(*rows, strict=True):
+        assert shared["images"] == alone["images"]
+        assert shared["token_fraction"] == pytest.approx(alone["token_fraction"], abs=0.02)
+
+
+def test_one_process_alone_writes(pair: dict[str, Path]) -> None:
+    one, two = ({str(path.relative_to(folder)) for path in folder.rglob("*")} for folder in pair.values())
+    without = {path for path in two if "tfevents" not in path}
+    assert without == {path for path in one if "tfevents" not in path}
+
+
+def test_a_batch_that_does_not_divide_is_one_line_on_every_rank(cases: Any) -> None:
+    result = cases[1]["uneven"]
+    assert result["codes"] == [1, 1]
+    for said in result["said"]:
+        assert "SplitError: adapt.batch_size=15 does not divide among 2 processes" in said
+
+
+@pytest.mark.parametrize(("case", "code"), [("raises", 1), ("dies", -9)])
+def test_no_process_waits_for_one_that_is_lost(case: str, code: int, cases: Any) -> None:
+    result = cases[1][case]
+    assert result["codes"] == [1, code], result["said"]
+    assert result["waited"] < LIMIT
+    assert "rank 0: another process of this run is gone" in result["said"][0]
+    if case == "raises":
+        assert "a fault of rank 1" in result["said"][1]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_each_sample_is_evaluated_once_whatever_the_number_of_processes(world: int) -> None:
+    class Numbers:
+        classes = ("number",)
+
+        def __len__(self) -> int:
+            return 19
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+        def collate(self, samples: list[int]) -> dict[str, Any]:
+            return {"image": samples, "target": {}}
+
+    seen = [
+        [batch["image"] for batch in evaluation_batches(Numbers(), 4, range(100), rank=rank, world=world)]
+        for rank in range(world)
+    ]
+    assert sorted(number for share in seen for batch in share for number in batch) == list(range(19))
+    alone = list(evaluation_batches(Numbers(), 4, range(100)))
+    assert [seen[index % world][index // world] for index in range(len(alone))] == [b["image"] for b in alone]
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_what_processes_draw_is_what_one_draws(world: int) -> None:
+    batch, rollouts, cells = 8, 3, 5
+    whole = uniform((rollouts * batch, cells), torch.Generator().manual_seed(7), "cpu").view(rollouts, batch, cells)
+    share = batch // world
+    parts = []
+    for rank in range(world):
+        generator = shared_generator(7, start=rank * share, count=share, total=batch)
+        parts.append(uniform((rollouts * share, cells), generator, "cpu").view(rollouts, share, cells))
+    assert torch.equal(torch.cat(parts, 1), whole)
+
+
+def test_alone_nothing_is_sent() -> None:
+    ranks = Ranks()
+    assert (ranks.main, ranks.any(True), ranks.any(False), ranks.mean(2.5)) == (True, True, False, 2.5)
+    assert ranks.same(lambda: 3) == 3
+    assert ranks.gather("a") == ["a"]
+    ranks.wait()
+    with pytest.raises(SplitError, match="batch=5 does not divide among 2 processes"):
+        Ranks(0, 2).share("batch", 5)
+
+
+def test_lost_peers_are_told_from_faults_of_our_own() -> None:
+    assert lost_peer(RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:9"))
+    assert not lost_peer(RuntimeError("shapes do not match"))
+    assert not lost_peer(ValueError("Timed out"))
