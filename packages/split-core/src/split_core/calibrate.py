@@ -78,6 +78,12 @@ def offset_for(sample: Sequence[Scores], fraction: float) -> float:
 
 
 @torch.no_grad()
+def scores_of(model: SplitViT, images: Float[Tensor, "b ch H W"], **seen: Any) -> Scores:
+    """Scores of a batch under the model's policy. `seen`: extras of `StageView` (objects, generator)."""
+    pyramid = model.pyramid(images)
+    return scores(model.logits(pyramid, images, **seen), pyramid.grid, pyramid.valid)
+
+
 def calibrate(model: SplitViT, batches: Iterable[Float[Tensor, "b ch H W"]], fraction: float, **seen: Any) -> Decision:
     """The threshold rule at which the model's policy spends `fraction` of the tokens on a sample of images.
 
@@ -90,8 +96,5 @@ def calibrate(model: SplitViT, batches: Iterable[Float[Tensor, "b ch H W"]], fra
     Raises:
         SplitError: no images, or a fraction outside (0, 1].
     """
-    sample = []
-    for images in batches:
-        pyramid = model.pyramid(images)
-        sample.append(scores(model.logits(pyramid, images, **seen), pyramid.grid, pyramid.valid))
+    sample = [scores_of(model, images, **seen) for images in batches]
     return Decision("threshold", fraction, offset_for(sample, fraction))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from split_core.calibrate import offset_for, scores
+from split_core.calibrate import offset_for, scores_of
 from split_core.decision import Decision
 from split_core.engine.loader import evaluation_batches, to_device
 from split_core.engine.session import Learner, Session
@@ -27,10 +27,8 @@ def calibrated(session: Session, learner: Learner, split: str, *, start: int = 0
     images = range(start, start + CALIBRATION_IMAGES)
     for batch in evaluation_batches(session.data(split), config.eval.batch_size, images, workers=config.workers):
         batch = to_device(batch, session.device)
-        pyramid = model.pyramid(batch["image"])
-        objects = objects_of(learner, batch["target"], pyramid.grid)
-        logits = model.logits(pyramid, batch["image"], objects=objects, generator=generator)
-        sample.append(scores(logits, pyramid.grid, pyramid.valid))
+        objects = objects_of(learner, batch["target"], model.embed.grid(batch["image"].shape[-2:]))
+        sample.append(scores_of(model, batch["image"], objects=objects, generator=generator))
     return Decision("threshold", config.budget, offset_for(sample, config.budget))
 
 
