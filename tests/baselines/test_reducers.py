@@ -18,7 +18,7 @@ from split_core import registry
 from split_core.errors import SplitError
 from split_core.flops import backbone_flops, layer_flops
 from split_core.packing import area_mean
-from tiny import FAMILIES, images, relative, tiny_vit
+from tiny import FAMILIES, ROTARY, images, relative, tiny_vit
 
 IDLE: dict[str, dict[str, Any]] = {
     "tome": {"r": 0}, "dtem": {"r": 0}, "evit": {"keep": 1}, "dynamicvit": {"keep": 1}, "resize": {"scale": 1}
@@ -27,8 +27,18 @@ IDLE: dict[str, dict[str, Any]] = {
 PLAIN = ("vit", "registers", "qk_norm", "dinov2", "deit3", "clip", "gap")
 
 
+UNREDUCED = (*ROTARY, "post_norm", "parallel", "parallel_things", "eva_post_norm")
+REDUCED = [family for family in FAMILIES if family not in UNREDUCED]
+
+
 def has_class(family: str) -> bool:
     return FAMILIES[family].get("class_token", True)
+
+
+@pytest.mark.parametrize("family", UNREDUCED)
+def test_rotary_positions_and_blocks_without_a_place_are_refused(family: str) -> None:
+    with pytest.raises(SplitError, match="rotary positions" if family in ROTARY else "no place to reduce"):
+        split_baselines.apply(tiny_vit(family), "tome")
 
 
 def test_all_reducers_of_the_distribution_are_tested() -> None:
@@ -36,7 +46,7 @@ def test_all_reducers_of_the_distribution_are_tested() -> None:
     assert ours == set(IDLE)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", REDUCED)
 @pytest.mark.parametrize("name", IDLE)
 def test_without_reduction_it_is_the_timm_model(family: str, name: str) -> None:
     if name == "evit" and not has_class(family):
@@ -47,7 +57,7 @@ def test_without_reduction_it_is_the_timm_model(family: str, name: str) -> None:
         assert relative(reduced(images(2)), vit(images(2))) < 1e-5
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", REDUCED)
 @pytest.mark.parametrize("name", IDLE)
 def test_layers_read_as_many_tokens_as_planned_and_reported(family: str, name: str) -> None:
     if name == "evit" and not has_class(family):
@@ -326,7 +336,7 @@ def patched() -> nn.Module:
 
 REFUSALS: dict[str, tuple[Any, str, dict[str, Any], str]] = {
     "class token": (lambda: tiny_vit("gap"), "evit", {}, "no class token"),
-    "blocks": (lambda: tiny_vit(block_fn=ParallelScalingBlock), "tome", {}, "ParallelScalingBlock"),
+    "blocks": (lambda: tiny_vit(block_fn=ParallelScalingBlock), "tome", {}, "blocks.0 is a ParallelScalingBlock"),
     "patched": (patched, "tome", {}, r"blocks\.1 .* probably patched or hooked"),
     "twice": (lambda: split_baselines.apply(tiny_vit(), "tome"), "evit", {}, "already wrapped"),
     "not a ViT": (lambda: nn.Linear(1, 1), "tome", {}, "cannot wrap a Linear"),

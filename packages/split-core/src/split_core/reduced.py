@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,13 +20,13 @@ from split_core.types import Cover, Grid
 class FineEmbed(nn.Module):
     """The timm model's own embedding of any H and W: patches with their positions, then the prefix in front."""
 
-    def __init__(self, vit: VisionTransformer) -> None:
+    def __init__(self, vit: Any) -> None:
         super().__init__()
         object.__setattr__(self, "vit", vit)  # registered where it belongs
         self.positions = PositionTable(vit)
         self.patch_size: tuple[int, int] = tuple(vit.patch_embed.patch_size)
 
-    vit: VisionTransformer
+    vit: Any
 
     def grid(self, size: tuple[int, int] | torch.Size) -> Grid:
         """Cells of a canvas of (H, W) pixels; no stages."""

@@ -19,12 +19,11 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Float
 from pydantic import ValidationError
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from split_core import registry
 from split_core.attention import choose_backend
-from split_core.backbone.blocks import BLOCKS
+from split_core.backbone.blocks import BETWEEN, BLOCKS
 from split_core.backbone.check import check_backbone
 from split_core.backbone.stream import Stream
 from split_core.errors import SplitError, unknown
@@ -199,10 +198,6 @@ class Reducer(nn.Module):
             return tokens.x.flatten(0, 1), tokens.segments
 
         x = BLOCKS[type(block)](block, entered.x.flatten(0, 1), Stream(entered.segments, tap, between=between))
-        if not reduced:
-            raise SplitError(
-                f"blocks.{index} ({type(block).__name__}) has no place between attention and MLP to reduce at"
-            )
         return replace(reduced[0], x=x.view_as(reduced[0].x))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -242,18 +237,24 @@ def _explained(error: ValidationError, spec: str | Mapping[str, Any]) -> str:
     return f"{name}: {key}={fault['input']!r}: {fault['msg']}"
 
 
-def check_reducible(model: nn.Module) -> VisionTransformer:
+def check_reducible(model: nn.Module) -> Any:
     """The model, if tokens may leave its sequence between layers.
 
     Raises:
         SplitError: names what forbids it.
     """
     vit = check_backbone(model)
-    if not isinstance(vit, VisionTransformer) or getattr(vit, "rope", None) is not None:
+    if getattr(vit, "rope", None) is not None:
         raise SplitError(
-            f"cannot reduce the tokens of a {type(model).__name__} between layers: its rotary positions belong "
-            f"to cells, and a merged token has none. Use a ViT with a position table, or a splitting policy"
+            f"cannot reduce the tokens of a {type(model).__name__} between layers: its rotary positions belong to "
+            "cells, and a merged token has none. Use a ViT with a position table, or a splitting policy"
         )
+    for index, block in enumerate(vit.blocks):
+        if type(block) not in BETWEEN:
+            raise SplitError(
+                f"blocks.{index} is a {type(block).__name__}, which has no place to reduce tokens between "
+                f"attention and MLP; supported are {', '.join(kind.__name__ for kind in BETWEEN)}"
+            )
     return vit
 
 

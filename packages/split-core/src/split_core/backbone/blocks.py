@@ -87,3 +87,5 @@ BLOCKS: dict[type[nn.Module], Executor] = {
     EvaBlockPostNorm: run_post_norm_block, ParallelScalingBlock: run_parallel_block,
     ParallelThingsBlock: run_things_block,
 }  # fmt: skip
+BETWEEN: tuple[type[nn.Module], ...] = (Block, EvaBlock)
+"""Blocks whose executors call `Stream.between`."""
