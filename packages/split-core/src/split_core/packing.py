@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from split_core.types import Layout, Look, Pyramid
+from split_core.types import Cover, Layout, Look, Pyramid
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def coarse_map(values: Float[Tensor, "t d"], layout: Layout) -> Float[Tensor, "b
     return values.new_zeros(layout.batch * cells, dim).index_copy(0, rows, values).view(layout.batch, cells, dim)
 
 
-def dense_map(values: Float[Tensor, "t d"], layout: Layout) -> Float[Tensor, "b d r c"]:
+def dense_map(values: Float[Tensor, "t d"], layout: Cover) -> Float[Tensor, "b d r c"]:
     """Every fine cell gets its owner's value (nearest, as APT); cells without a token get zero.
 
     The map has the canvas's own cells, not those that padding to whole coarse patches added.
@@ -149,13 +149,13 @@ def dense_map(values: Float[Tensor, "t d"], layout: Layout) -> Float[Tensor, "b 
     return dense.permute(0, 3, 1, 2)
 
 
-def area_mean(values: Float[Tensor, "t d"], layout: Layout) -> Float[Tensor, "b d"]:
+def area_mean(values: Float[Tensor, "t d"], layout: Cover) -> Float[Tensor, "b d"]:
     """Mean over an image's tokens weighted by the cells they cover: the mean of its dense map."""
     weight = (layout.area / layout.valid_cells[layout.image]).to(values.dtype)
     return values.new_zeros(layout.batch, values.shape[1]).index_add(0, layout.image, values * weight[:, None])
 
 
-def token_mean(values: Float[Tensor, "t d"], layout: Layout) -> Float[Tensor, "b d"]:
+def token_mean(values: Float[Tensor, "t d"], layout: Cover) -> Float[Tensor, "b d"]:
     """Mean over an image's tokens, each counting once whatever it covers."""
     weight = (1 / layout.counts)[layout.image].to(values.dtype)
     return values.new_zeros(layout.batch, values.shape[1]).index_add(0, layout.image, values * weight[:, None])

@@ -8,7 +8,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from split_core.errors import SplitError
-from split_core.types import Grid, Layout
+from split_core.types import Cover, Grid
 
 
 def object_cells(
@@ -32,7 +32,7 @@ def object_cells(
     return count.round() >= share * patch_size[0] * patch_size[1] - 1e-6
 
 
-def object_tokens(cells: Bool[Tensor, "b r c"], layout: Layout) -> Bool[Tensor, " t"]:
+def object_tokens(cells: Bool[Tensor, "b r c"], layout: Cover) -> Bool[Tensor, " t"]:
     """Tokens of which at least half of the fine cells are on an object."""
     owner = layout.owner.flatten()
     on = torch.zeros(layout.total + 1, dtype=torch.long, device=owner.device)

@@ -17,15 +17,16 @@ from numpy.typing import NDArray
 
 from split_core.config import RunConfig
 from split_core.engine import bench, report
+from split_core.engine.assemble import chooser, describe
 from split_core.engine.calibration import objects_of
 from split_core.engine.deploy import deployed
-from split_core.engine.flops import ideal_speedup
 from split_core.engine.loader import evaluation_batches, step_seed, to_device
 from split_core.engine.methods import WARM, Method, plan
 from split_core.engine.results import RESULTS, write_json
 from split_core.engine.session import Learner, Session, open_run, provenance
 from split_core.engine.timing import Timing
 from split_core.files import write_whole
+from split_core.flops import ideal_speedup, layer_flops
 
 Array = NDArray[Any]
 
@@ -38,6 +39,7 @@ class Tally:
     error: Array
     fraction: Array
     tokens: Array
+    flops: Array
     object_hits: Array
     object_cells: Array
 
@@ -94,15 +96,15 @@ def _batch(session: Session, learner: Learner, batch: Mapping[str, Any], index: 
     """Per-image numbers of one batch, averaged over draws where the policy is random."""
     model, task = learner.model, learner.task
     images, target = batch["image"], batch["target"]
-    draws = session.config.eval.random_draws if model.policy.stochastic else 1
+    draws = session.config.eval.random_draws if chooser(model).stochastic else 1
     sums: dict[str, torch.Tensor] = {}
     with session.accelerator.autocast():
-        pyramid = model.pyramid(images)
-        objects = objects_of(learner, target, pyramid.grid)
+        objects = objects_of(learner, target, model.embed.grid(images.shape[-2:]))
         for draw in range(draws):
             generator = torch.Generator().manual_seed(step_seed(session.config.seed, f"eval/{draw}", index))
-            layout = model.decide(pyramid, images, objects=objects, generator=generator)
-            output = task.output(model, model.encode(pyramid, layout))
+            features = model.forward_features(images, objects=objects, generator=generator)
+            layout = features.layout
+            output = task.output(model, features)
             error, score = task.error(output, target), task.score(output, target)
             on = objects if objects is not None else torch.zeros_like(layout.owner, dtype=torch.bool)
             numbers = {
@@ -110,6 +112,7 @@ def _batch(session: Session, learner: Learner, batch: Mapping[str, Any], index: 
                 "error": error,
                 "fraction": layout.token_fraction,
                 "tokens": layout.counts,
+                "flops": torch.from_numpy(layer_flops(model.vit, layout.per_layer(len(model.vit.blocks)))),
                 "object_hits": (layout.fine() & on).flatten(1).sum(1),
                 "object_cells": on.flatten(1).sum(1),
             }
@@ -127,7 +130,7 @@ def speed(session: Session, learners: Mapping[str, Learner]) -> dict[str, Timing
         )
     )
     batch = to_device(batch, session.device)
-    timed = {name: learner for name, learner in learners.items() if not learner.model.policy.analysis}
+    timed = {name: learner for name, learner in learners.items() if not chooser(learner.model).analysis}
     with session.accelerator.autocast():
         return bench.measure(timed, batch["image"], repeats=config.bench.repeats, warmup=config.bench.warmup)
 
@@ -144,11 +147,11 @@ def row(
     result = {
         "method": method.name, "rho": session.config.budget, "seed": session.config.seed, "images": count,
         "rule": "calibrated threshold" if method.calibrated and session.config.decision in (None, "threshold")
-        else learner.model.decision.rule,
+        else describe(learner.model),
         "backbone": method.source, "token_fraction": own.fraction.mean(), metric: own.score.mean(),
         f"{metric}_se": standard_error(own.score), "error": own.error.mean(),
         "object_recall": own.object_hits.sum() / cells if cells else None,
-        "ideal_speedup": ideal_speedup(learner.model.vit, grid.cells[0] * grid.cells[1], own.tokens),
+        "ideal_speedup": ideal_speedup(learner.model.vit, grid.cells[0] * grid.cells[1], own.flops),
     }  # fmt: skip
     if "estimator" in learner.facts and not method.name.endswith(WARM) and learner.model.policy.learned:
         result |= {key: learner.facts[key] for key in ("estimator", "learned_images", "learned_seconds")}

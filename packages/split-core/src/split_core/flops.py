@@ -1,0 +1,40 @@
+"""FLOPs of a plain ViT by the tokens that each layer reads, and the speed-up they promise if nothing else cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Layers = Sequence[tuple[Any, Any]]
+"""Patch tokens that the attention and the MLP of each block read: numbers, or arrays over images."""
+
+
+def layer_flops(vit: Any, layers: Layers) -> Any:
+    """Multiply-adds times two of blocks and patch embedding.
+
+    Per block and token: qkv and output projections 8 d^2, attention 4 n d, MLP 4 r d^2 (r its ratio). The embedding
+    is counted for the tokens that enter the first block. What finds the tokens to merge or drop is not counted, as a
+    policy is not: the number is what the tokens promise, and timing says what they keep.
+
+    Args:
+        layers: one pair for each block.
+    """
+    d, prefix = vit.embed_dim, vit.num_prefix_tokens
+    hidden = vit.blocks[0].mlp.fc1.out_features
+    total: Any = np.asarray(layers[0][0], dtype=np.float64) * 2 * vit.patch_embed.proj.weight.numel()
+    for attended, fed in layers:
+        n, m = (np.asarray(count, dtype=np.float64) + prefix for count in (attended, fed))
+        total = total + n * 8 * d * d + 4 * n * n * d + m * 4 * d * hidden
+    return total
+
+
+def backbone_flops(vit: Any, patches: Any) -> Any:
+    """The same for an image of `patches` patch tokens in every layer (array or number)."""
+    return layer_flops(vit, [(patches, patches)] * len(vit.blocks))
+
+
+def ideal_speedup(vit: Any, dense: int, flops: Any) -> float:
+    """F(N) over the mean of the images' `flops`: what their tokens promise."""
+    return float(backbone_flops(vit, dense) / np.mean(flops))
