@@ -167,6 +167,11 @@ class Cover:
         return sum(self.lengths)
 
     @property
+    def all_fine(self) -> bool:
+        """Whether every image is the dense model's: each cell of the grid a token of its own."""
+        return self.full and set(self.lengths) <= {self.grid.size(0)}
+
+    @property
     def counts(self) -> Int[Tensor, " b"]:
         """n_i, the patch tokens of each image."""
         return self.cu_seqlens.diff().long()
