@@ -153,7 +153,7 @@ def row(
         "object_recall": own.object_hits.sum() / cells if cells else None,
         "ideal_speedup": ideal_speedup(learner.model.vit, grid.cells[0] * grid.cells[1], own.flops),
     }  # fmt: skip
-    if "estimator" in learner.facts and not method.name.endswith(WARM) and learner.model.policy.learned:
+    if "estimator" in learner.facts and not method.name.endswith(WARM) and chooser(learner.model).learned:
         result |= {key: learner.facts[key] for key in ("estimator", "learned_images", "learned_seconds")}
     if method.name in speeds:
         timing = speeds[method.name]
