@@ -47,10 +47,10 @@ def combinations(arguments: Sequence[str], run_dir: Path) -> list[Combination]:
     if not swept:
         raise SplitError("do=sweep needs a setting with several values, such as seed=0,1,2")
     found = []
-    for values in itertools.product(*swept.values()):
-        pairs = [f"{key}={value}" for key, value in zip(swept, values, strict=True)]
+    for point in itertools.product(*swept.values()):
+        pairs = [f"{key}={value}" for key, value in zip(swept, point, strict=True)]
         place = run_dir / re.sub(r"[^\w.,=+-]", "_", ",".join(pairs))
-        chosen = dict(zip(swept, values, strict=True))
+        chosen = dict(zip(swept, point, strict=True))
         found.append(Combination(place, chosen, [*fixed, *pairs, "do=train", f"run_dir={place}"]))
     return found
 

@@ -143,7 +143,7 @@ def test_the_core_offers_its_own_entries_without_installed_metadata(monkeypatch:
     finally:
         registry.discover.cache_clear()
     assert set(found.tables["attention"]) == {"sdpa", "masked", "varlen", "xformers"}
-    assert set(found.tables["estimator"]) == {"ppo"}
+    assert set(found.tables["estimator"]) == {"ppo", "credit", "gate", "supervised"}
     assert found.tables["attention"]["sdpa"].distribution == "split-core"
     assert found.broken == ()
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from timm.models.eva import EvaBlock, EvaBlockPostNorm
-from timm.models.vision_transformer import (  # type: ignore[attr-defined]
+from timm.models.vision_transformer import (
     Block,
     ParallelScalingBlock,
     ParallelThingsBlock,

@@ -80,7 +80,7 @@ class Ranks:
         dist.broadcast_object_list(box, src=0, device=self._object_device())
         if box[1] is not None:
             raise box[1]
-        return box[0]  # type: ignore[no-any-return]
+        return box[0]
 
     def gather(self, value: T) -> list[T]:
         """Everybody's value, by rank."""

@@ -59,7 +59,7 @@ class Gate(Estimator):
         if self.dual.measuring:
             # Where E + lambda P is stationary along a common shift of the logits, lambda is the ratio of the slopes.
             slopes = [torch.autograd.grad(x, logits, retain_graph=True) for x in (error, expected)]
-            up, down = (float(sum(part.sum() for part in slope)) for slope in slopes)  # type: ignore[arg-type]
+            up, down = (float(sum(part.sum() for part in slope)) for slope in slopes)
             self.dual.measure(self.context.mean(-up / max(down, 1e-8)))
         else:
             yield (error + weight * expected) / (1 + weight)

@@ -85,7 +85,9 @@ class UnionFeatures(Features):
 
     def _shares(self, pooling: Pooling) -> list[Float[Tensor, "b _"]]:
         grid = self.layout.grid
-        areas = _areas(grid, self.layout.owner) if pooling == "area" else [1.0] * (grid.stages + 1)
+        if pooling == "token":
+            return list(self.weights)
+        areas = _areas(grid, self.layout.owner)
         return [weight * area for weight, area in zip(self.weights, areas, strict=True)]
 
     def _levels(self, tap: int | None) -> tuple[Float[Tensor, "b _ d"], ...]:
