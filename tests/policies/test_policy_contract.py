@@ -97,7 +97,7 @@ def test_forward_reads_nothing_from_the_device(name, canvas, make_view, make_inf
 
 @pytest.mark.parametrize("name", sorted(set(ENTRIES) - DRAWS))
 def test_an_image_is_scored_alike_wherever_it_stands_in_the_batch(name, make_view, make_info):
-    policy = build(name, make_info(patch=8, stages=2))
+    policy = build(name, make_info(patch=8, stages=2)).eval()
     view = make_view((60, 52), patch=8, stages=2, batch=4, scale=1)
     order = torch.tensor([2, 0, 3, 1])
     levels = tuple(level[order] for level in view.pyramid.levels)

@@ -119,10 +119,10 @@ def test_cross_attention_is_equation_1(make_view):
             for c in range(cols):
                 parent = view.parents[i, r * cols + c]
                 children = fine[i, 2 * r : 2 * r + 2, 2 * c : 2 * c + 2].reshape(4, -1)
-                key, value = policy.key_value(children).chunk(2, dim=-1)
-                heads = [t.view(-1, 2, 16).transpose(0, 1) for t in (policy.query(parent[None]), key, value)]
+                key, value = policy.comparison.key_value(children).chunk(2, dim=-1)
+                heads = [t.view(-1, 2, 16).transpose(0, 1) for t in (policy.comparison.query(parent[None]), key, value)]
                 pooled = F.scaled_dot_product_attention(*heads).transpose(0, 1).reshape(32)
-                hidden = F.gelu(policy.expand(torch.cat([parent, policy.output(pooled)])))
+                hidden = F.gelu(policy.expand(torch.cat([parent, policy.comparison.output(pooled)])))
                 torch.testing.assert_close(policy(view)[i, r * cols + c], policy.decide(hidden)[0])
 
 

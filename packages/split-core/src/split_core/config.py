@@ -144,6 +144,10 @@ class ReportConfig(Section):
         None, description="where the merged .json, .md and .png go, without ending; alone, remakes them from the .json"
     )
 
+    kind: Literal["methods", "learning"] = Field(
+        "methods", description="what runs are merged into: a comparison of methods, or how fast their policies learned"
+    )
+
     @model_validator(mode="after")
     def _check_out(self) -> ReportConfig:
         if self.runs and not self.out:

@@ -27,6 +27,7 @@ class LearnedConfig(PluginConfig):
     """
 
     norm: bool = Field(True, description=NORM)
+    dropout: float = Field(0.0, ge=0, lt=1, description="on what h reads and on its hidden units, while it learns")
 
 
 class CrossAttentionConfig(LearnedConfig):
@@ -47,10 +48,17 @@ class ContextConfig(CrossAttentionConfig):
 class LookConfig(CrossAttentionConfig):
     """The decision network with a look through the backbone's first blocks. Not in the paper.
 
-    `hidden` defaults to d / 4 here, at least xattn's: the context is richer than a patch.
+    Credit is noisy and context rich, so that the network soon learns the noise of a few thousand images by heart.
+    Measured on composites (DINOv2 ViT-S/14, depth 6, 2,240 images, budget .5, unseen objects and backgrounds): object
+    recall .52 without dropout, .82 with; .76 if it also compares parents with their children, which says little there.
     """
 
-    depth: int | None = Field(None, ge=1, description="blocks the coarsest patches pass first; default a third")
+    depth: int | None = Field(None, ge=1, description="blocks the coarsest patches pass first; default half of them")
+    dropout: float = Field(0.5, ge=0, lt=1, description="on what h reads and on its hidden units, while it learns")
+    hidden: int | None = Field(None, ge=1, description="hidden units of h; default d / 4, at least 32")
+    compare: bool | None = Field(
+        None, description="also compare parent and children; default only with several stages, which share a context"
+    )
 
 
 class MLPConfig(LearnedConfig):

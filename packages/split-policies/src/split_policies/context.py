@@ -17,11 +17,12 @@ from split_core.errors import SplitError
 from split_core.policy import BackboneInfo, StageView
 from split_core.quadtree import valid_at
 from split_policies.configs import ContextConfig, LookConfig
+from split_policies.learned import LearnedPolicy
 from split_policies.sizes import attention_sizes, context_sizes
-from split_policies.xattn import CrossAttention
+from split_policies.xattn import Comparison
 
 
-class ContextAttention(CrossAttention):
+class ContextAttention(LearnedPolicy):
     """The paper's network, whose parents also attend to each other.
 
     A 3x3 depthwise convolution on the parents' grid tells neighbours apart at any canvas size; a few narrow
@@ -30,7 +31,9 @@ class ContextAttention(CrossAttention):
 
     def __init__(self, config: ContextConfig, info: BackboneInfo) -> None:
         mix, heads = context_sizes(info.dim, width=config.mix_width)
-        super().__init__(config, info, extra=mix)
+        hidden = attention_sizes(info.dim, hidden=config.hidden)[2]
+        super().__init__(2 * info.dim + mix, hidden=hidden, config=config)
+        self.comparison = Comparison(config, info)
         self.narrow = nn.Linear(2 * info.dim, mix)
         self.neighbours = nn.Conv2d(mix, mix, 3, padding=1, groups=mix)
         self.mixers = nn.ModuleList(
@@ -41,7 +44,7 @@ class ContextAttention(CrossAttention):
         )
 
     def forward(self, view: StageView) -> Float[Tensor, "b n"]:
-        own = self.compare(view)
+        own = self.comparison(view)
         rows, cols = view.grid.shape(view.scale)
         outside = self._outside(view)
         x = self.narrow(own)
@@ -60,8 +63,8 @@ class ContextAttention(CrossAttention):
         return ~inside.flatten(1).expand(view.pyramid.batch, -1)
 
 
-class Look(CrossAttention):
-    """The paper's network, which also reads the coarsest token over each parent after the backbone's first blocks.
+class Look(LearnedPolicy):
+    """An MLP decides from the coarsest token over the parent after the backbone's first blocks.
 
     Raises:
         SplitError: the backbone has no such block.
@@ -70,10 +73,11 @@ class Look(CrossAttention):
     carries: ClassVar[bool] = False  # type: ignore[misc]
 
     def __init__(self, config: LookConfig, info: BackboneInfo) -> None:
-        if config.hidden is None:
-            config = config.model_copy(update={"hidden": max(attention_sizes(info.dim)[2], info.dim // 4)})
-        super().__init__(config, info, extra=info.dim)
-        self.depth = config.depth or max(1, info.blocks // 3)
+        compare = info.stages > 1 if config.compare is None else config.compare
+        hidden = config.hidden or max(32, info.dim // 4)
+        super().__init__((3 if compare else 1) * info.dim, hidden=hidden, config=config)
+        self.comparison = Comparison(config, info) if compare else None
+        self.depth = config.depth or max(1, info.blocks // 2)
         most = info.blocks - 1 if self.carries else info.blocks
         if info.blocks and not self.depth <= most:
             raise SplitError(
@@ -81,7 +85,8 @@ class Look(CrossAttention):
             )
 
     def forward(self, view: StageView) -> Float[Tensor, "b n"]:
-        return self.head(torch.cat([self.compare(view), self.inputs(view.context)], dim=-1))
+        context = self.inputs(view.context)
+        return self.head(context if self.comparison is None else torch.cat([context, self.comparison(view)], dim=-1))
 
 
 class Late(Look):

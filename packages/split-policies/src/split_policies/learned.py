@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from split_core.policy import SplitPolicy
+from split_policies.configs import LearnedConfig
 
 
 class LearnedPolicy(SplitPolicy):
@@ -17,15 +18,15 @@ class LearnedPolicy(SplitPolicy):
     Args:
         features: width of what h reads.
         hidden: hidden units of h.
-        norm: normalise input embeddings.
+        config: normalisation and dropout.
     """
 
     learned: ClassVar[bool] = True
     default_rule: ClassVar[str] = "threshold"
 
-    def __init__(self, features: int, *, hidden: int, norm: bool) -> None:
+    def __init__(self, features: int, *, hidden: int, config: LearnedConfig) -> None:
         super().__init__()
-        self.norm = norm
+        self.norm, self.dropout = config.norm, config.dropout
         self.expand = nn.Linear(features, hidden)
         self.decide = nn.Linear(hidden, 1)
         # Logits start within about 0.1 of zero: both choices equally likely, far from where the sigmoid saturates.
@@ -35,8 +36,14 @@ class LearnedPolicy(SplitPolicy):
 
     def inputs(self, embeddings: Float[Tensor, "*cells d"]) -> Float[Tensor, "*cells d"]:
         """Embeddings as the network reads them."""
-        return F.layer_norm(embeddings, embeddings.shape[-1:]) if self.norm else embeddings
+        return normalised(embeddings, self.norm)
 
     def head(self, features: Float[Tensor, "b n features"]) -> Float[Tensor, "b n"]:
-        """h: the logit of every parent."""
-        return self.decide(F.gelu(self.expand(features))).squeeze(-1)
+        """h: the logit of every parent. Dropout acts on what h reads and on its hidden units, in train mode."""
+        hidden = F.gelu(self.expand(F.dropout(features, self.dropout, self.training)))
+        return self.decide(F.dropout(hidden, self.dropout, self.training)).squeeze(-1)
+
+
+def normalised(embeddings: Float[Tensor, "*cells d"], norm: bool) -> Float[Tensor, "*cells d"]:
+    """Each embedding at mean 0, variance 1 if `norm`, else as it is."""
+    return F.layer_norm(embeddings, embeddings.shape[-1:]) if norm else embeddings

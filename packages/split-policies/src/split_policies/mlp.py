@@ -17,7 +17,7 @@ class ParentMLP(LearnedPolicy):
 
     def __init__(self, config: MLPConfig, info: BackboneInfo) -> None:
         hidden = config.hidden or mlp_hidden(info.dim, inputs=info.dim)
-        super().__init__(info.dim, hidden=hidden, norm=config.norm)
+        super().__init__(info.dim, hidden=hidden, config=config)
 
     def forward(self, view: StageView) -> Float[Tensor, "b n"]:
         return self.head(self.inputs(view.parents))
@@ -28,7 +28,7 @@ class ConcatMLP(LearnedPolicy):
 
     def __init__(self, config: MLPConfig, info: BackboneInfo) -> None:
         hidden = config.hidden or mlp_hidden(info.dim, inputs=5 * info.dim)
-        super().__init__(5 * info.dim, hidden=hidden, norm=config.norm)
+        super().__init__(5 * info.dim, hidden=hidden, config=config)
 
     def forward(self, view: StageView) -> Float[Tensor, "b n"]:
         family = torch.cat([view.parents.unsqueeze(2), view.children], dim=2)

@@ -40,7 +40,7 @@ def lengths(results: Mapping[str, Any], tokens: Mapping[str, Array], path: Path)
     # A split adds three tokens (at one stage): bins are whole threes wide, so that none is empty by construction.
     width = 3 * max(1, round(cells / 120))
     edges = cells + width * (np.arange(-(-cells // width) + 2) - -(-cells // width) - 0.5)
-    figure, axes = _panels(len(rows), 1, (7.5, 0.95 * len(rows) + 1.0), sharex=True)
+    figure, axes = panels(len(rows), 1, (7.5, 0.95 * len(rows) + 1.0), sharex=True)
     for axis, (name, row) in zip(axes, rows.items(), strict=True):
         counts, _ = np.histogram(tokens[name], edges)
         axis.stairs(counts / max(counts.sum(), 1), edges, fill=True, color=colours[name], alpha=0.85)
@@ -51,7 +51,7 @@ def lengths(results: Mapping[str, Any], tokens: Mapping[str, Array], path: Path)
         label = f"{name}\nmean {row['token_fraction']:.2f}"
         axis.text(side, 0.92, label, transform=axis.transAxes, ha="left" if side < 0.5 else "right", va="top")
     axes[-1].set_xlabel(f"patch tokens per image (of {cells}); dotted: budget {own['rho']:g}")
-    _save(figure, path)
+    save(figure, path)
 
 
 def training(metrics: Sequence[Mapping[str, Any]], own: Mapping[str, Any], path: Path) -> None:
@@ -61,11 +61,11 @@ def training(metrics: Sequence[Mapping[str, Any]], own: Mapping[str, Any], path:
     learnt = [line for line in metrics if line["phase"] == f"estimate_{name}"]
     adapted = sorted({line["phase"] for line in metrics if line["phase"].startswith("adapt_")})
     if not learnt and not warm:
-        figure, axes = _panels(1, 1, (6.0, 3.4))
+        figure, axes = panels(1, 1, (6.0, 3.4))
         _errors(axes[0], metrics, adapted)
-        _save(figure, path)
+        save(figure, path)
         return
-    figure, axes = _panels(2, 4, (15.0, 6.2))
+    figure, axes = panels(2, 4, (15.0, 6.2))
     _curve(axes[0], warm, ["tau"], "warm start: threshold τ")
     _curve(axes[1], warm, ["token_fraction"], "warm start: token fraction", rho=own["rho"])
     _curve(axes[2], warm, ["imitation"], "warm start: imitation loss")
@@ -90,12 +90,12 @@ def training(metrics: Sequence[Mapping[str, Any]], own: Mapping[str, Any], path:
     )
     for axis in axes[4:]:
         axis.set_xlabel(f"step of {name}'s training")
-    _save(figure, path)
+    save(figure, path)
 
 
 def merged(content: Mapping[str, Any], path: Path) -> None:
     """Metric over token fraction for every method and budget, and the curves of every run."""
-    figure, axes = _panels(2, 2, (11.5, 8.0))
+    figure, axes = panels(2, 2, (11.5, 8.0))
     _pareto(axes[0], content)
     rhos = sorted({curve["rho"] for curve in content["curves"]})
     colours = dict(zip(rhos, [OWN, *OTHERS] * len(rhos), strict=False))
@@ -122,15 +122,15 @@ def merged(content: Mapping[str, Any], path: Path) -> None:
             for rho in rhos:
                 axis.axhline(rho, color="black", linestyle=":", linewidth=1)
             axis.set_title(f"{title} (sampled; dashed: deployed; dotted: budget)")
-        _legend(axis)
-    _save(figure, path)
+        legend(axis)
+    save(figure, path)
 
 
 def compared(content: Mapping[str, Any], path: Path) -> None:
     """Metric over FLOPs kept, and over the measured time at each batch size, both as shares of the dense model's."""
     bench = content["bench"]["rows"]
     sizes = list(dict.fromkeys(row["batch_size"] for row in bench))
-    figure, axes = _panels(1, 1 + len(sizes), (1.6 + 4.6 * (1 + len(sizes)), 5.2), whole=False)
+    figure, axes = panels(1, 1 + len(sizes), (1.6 + 4.6 * (1 + len(sizes)), 5.2), whole=False)
     costs: list[tuple[str, Callable[[Mapping[str, Any]], float | None]]] = [("FLOPs", _flops)]
     costs += [(f"time, batch {size}", partial(_time, bench, size)) for size in sizes]
     for axis, (name, cost) in zip(axes, costs, strict=True):
@@ -140,7 +140,7 @@ def compared(content: Mapping[str, Any], path: Path) -> None:
     axes[0].set_ylabel(content["metric"])
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(7, len(labels)), frameon=False)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _flops(row: Mapping[str, Any]) -> float | None:
@@ -176,7 +176,7 @@ def bench(results: Mapping[str, Any], path: Path) -> None:
     sizes = list(dict.fromkeys(row["batch_size"] for row in results["rows"]))
     groups = [[row for row in results["rows"] if row["batch_size"] == size] for size in sizes]
     colours = palette((row["method"] for row in results["rows"]), [results["rows"][-1]["method"]])
-    figure, axes = _panels(1, len(sizes), (1.5 + 5.2 * len(sizes), 1.4 + 0.36 * len(groups[0])))
+    figure, axes = panels(1, len(sizes), (1.5 + 5.2 * len(sizes), 1.4 + 0.36 * len(groups[0])))
     for axis, size, rows in zip(axes, sizes, groups, strict=True):
         dense = rows[0]["images_per_s"]
         y = np.arange(len(rows))
@@ -195,7 +195,7 @@ def bench(results: Mapping[str, Any], path: Path) -> None:
         axis.set_xlim(0, 1.12 * max(dense * row["ideal_speedup"] for row in rows))
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=2, frameon=False)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _bench_label(row: Mapping[str, Any]) -> str:
@@ -230,7 +230,7 @@ def _pareto(axis: Axes, content: Mapping[str, Any]) -> None:
     axis.set_xlabel("token fraction")
     axis.set_ylabel(metric)
     axis.set_title(f"{metric} over token fraction (bars: std over seeds)")
-    _legend(axis)
+    legend(axis)
 
 
 def _curve(
@@ -251,7 +251,7 @@ def _curve(
         axis.axhline(rho, color="black", linestyle=":", linewidth=1.2, label=f"budget {rho:g}")
     if not axis.lines or (rho is not None and len(axis.lines) == 1):
         axis.text(0.5, 0.5, "nothing logged", transform=axis.transAxes, ha="center", va="center")
-    _legend(axis)
+    legend(axis)
 
 
 def _errors(axis: Axes, metrics: Sequence[Mapping[str, Any]], phases: Sequence[str]) -> None:
@@ -266,7 +266,7 @@ def _errors(axis: Axes, metrics: Sequence[Mapping[str, Any]], phases: Sequence[s
                 x, smooth(y), linewidth=1.4, label=label, color=DENSE if label == "dense" else [OWN, *OTHERS][index % 8]
             )
     axis.set_xlabel("step")
-    _legend(axis)
+    legend(axis)
 
 
 def smooth(values: Array) -> Array:
@@ -278,9 +278,10 @@ def smooth(values: Array) -> Array:
     return (total[high] - total[low]) / (high - low)
 
 
-def _panels(
+def panels(
     rows: int, columns: int, size: tuple[float, float], *, whole: bool = True, **options: Any
 ) -> tuple[Figure, list[Axes]]:
+    """Axes row by row, without frames."""
     figure = Figure(figsize=size, layout="constrained")
     axes = list(np.ravel(figure.subplots(rows, columns, squeeze=False, **options)))
     for axis in axes:
@@ -291,11 +292,13 @@ def _panels(
     return figure, axes
 
 
-def _legend(axis: Axes) -> None:
+def legend(axis: Axes) -> None:
+    """A legend where something is labelled."""
     if axis.get_legend_handles_labels()[0]:
         axis.legend(frameon=False, fontsize=8.5)
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
+    """As a picture, in a folder that is made if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=DPI)

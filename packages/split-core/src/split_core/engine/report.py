@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from split_core.config import RunConfig
-from split_core.engine import draw, merge, plots, tables
+from split_core.engine import draw, learning, merge, plots, tables
 from split_core.engine.results import RESULTS, read_metrics, read_results, write_json
 from split_core.engine.session import Learner, Session
 
@@ -44,7 +44,8 @@ def main(config: RunConfig) -> None:
     console = Console()
     if config.report.runs:
         out = Path(config.report.out or "")
-        content = merge.merge(config.report.runs, out.name)
+        collect = learning.gather if config.report.kind == "learning" else merge.merge
+        content = collect(config.report.runs, out.name)
         write_json(out.with_name(f"{out.name}.json"), content)
         merged(content, out, console)
     elif config.report.out is not None:
@@ -75,11 +76,14 @@ def _pictures(run_dir: Path, results: Mapping[str, Any], tokens: Mapping[str, Ar
 
 
 def merged(content: Mapping[str, Any], out: Path, console: Console) -> None:
-    """OUT.md and OUT.png of several runs (merged, or compared with their speeds), and the table on the terminal."""
-    compared = "bench" in content
-    table = tables.compared(content) if compared else tables.merged(content)
+    """OUT.md and OUT.png of several runs (merged, with speeds, or over learning), and the table on the terminal."""
+    if content.get("kind") == "learning":
+        tabulate, plot = learning.table, learning.plot
+    else:
+        tabulate, plot = (tables.compared, plots.compared) if "bench" in content else (tables.merged, plots.merged)
+    table = tabulate(content)
     table.save(out.with_name(f"{out.name}.md"), content)
-    (plots.compared if compared else plots.merged)(content, out.with_name(f"{out.name}.png"))
+    plot(content, out.with_name(f"{out.name}.png"))
     table.show(console)
     console.print(f"{out}.json  {out}.md  {out}.png", soft_wrap=True, markup=False, highlight=False)
 

@@ -84,7 +84,7 @@ class CreditConfig(EstimatorConfig):
     softness: float = Field(0.1, ge=0, lt=0.5, description="gates are drawn at this and one minus this, not at 0 and 1")
     clip: float = Field(3.0, gt=0, description="largest target, in running standard deviations")
     huber: float = Field(1.0, gt=0, description="where the regression's loss turns from square to linear, likewise")
-    repeats: int = Field(16, ge=1, description="updates per batch: one on it, the others on earlier ones")
+    repeats: int = Field(8, ge=1, description="updates per batch: one on it, the others on earlier ones")
     replay: int = Field(256, ge=1, description="earlier batches kept for that")
 
 

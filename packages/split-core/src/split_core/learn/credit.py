@@ -91,7 +91,9 @@ class Credit(Estimator):
         return tuple(soft + (1 - 2 * soft) * mask.float() for mask in drawn)
 
     def _fit(self, model: SplitViT, example: Example) -> Float[Tensor, ""]:
+        model.policy.train()  # its dropout, if it has any, acts while it fits and never while it decides
         logits = model.logits(example.pyramid, example.images)
+        model.policy.eval()
         losses, live = [], []
         for logit, value, asked in zip(logits, example.target, example.asked, strict=True):
             losses.append(F.huber_loss(logit.float(), value, reduction="none", delta=self.config.huber).flatten())

@@ -38,7 +38,10 @@ class Supervised(Estimator):
         for _ in range(pyramid.grid.stages):
             touched = pool_any(touched)
             masks.append(touched)
-        loss = imitation_loss(model.logits(pyramid, lesson.images), Splits(tuple(masks), pyramid.grid), pyramid.valid)
+        model.policy.train()  # its dropout acts while it fits
+        logits = model.logits(pyramid, lesson.images)
+        model.policy.eval()
+        loss = imitation_loss(logits, Splits(tuple(masks), pyramid.grid), pyramid.valid)
         yield loss
         self._metrics = {"fit": float(loss.detach())}
 
