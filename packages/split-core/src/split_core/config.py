@@ -185,6 +185,7 @@ class RunConfig(Section):
     )
     stages: int = Field(1, ge=1, description="S, split stages; a coarse patch is 2^S fine ones wide")
     attention: Group = Field({"name": "auto"}, description="attention backend; auto takes the best that runs here")
+    compile_blocks: bool = Field(False, description="run the backbone's blocks through torch.compile")
     decision: Rule | None = Field(None, description="how logits become splits; null is the policy's own rule")
     adapt: AdaptConfig = Field(AdaptConfig(), description="fine-tuning of the backbone on masks")
     warmstart: WarmstartConfig = Field(WarmstartConfig(), description="warm start of a learned policy, during adapt")

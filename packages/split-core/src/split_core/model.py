@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from split_core import hub
 from split_core.attention import AttentionBackend, choose_backend
-from split_core.backbone.blocks import BLOCKS
+from split_core.backbone.blocks import BLOCKS, compiled
 from split_core.backbone.check import check_backbone
 from split_core.backbone.stream import Streams, streams
 from split_core.decision import Decision
@@ -43,12 +43,14 @@ class SplitViT(nn.Module):
         down: image reduction of the coarse scales.
         pooling: how models that average their tokens weigh them: by the area they cover, or equally.
         antialias: how the position table is resampled.
+        compile_blocks: run the blocks through torch.compile.
         rope: where a coarse token stands for rotary positions, if the model has them.
     """
 
     def __init__(
         self, vit: nn.Module, policy: SplitPolicy, *, stages: int, decision: Decision, attention: str = "auto",
         down: Down = "area", pooling: Pooling = "area", antialias: bool = True, rope: Place = "center",
+        compile_blocks: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         self.vit = check_backbone(vit)
@@ -60,6 +62,7 @@ class SplitViT(nn.Module):
         self.decision = decision
         self.attention = attention
         self.pooling = pooling
+        self.compile_blocks = compile_blocks
         self.spec: hub.Spec | None = None
         """What the model was wrapped with, where that has a name."""
         self.layout: Layout | None = None
@@ -183,6 +186,7 @@ class SplitViT(nn.Module):
         tapped = []
         for index, block in enumerate(self.vit.blocks[start:stop], start=start):
             execute = BLOCKS[type(block)]
+            execute = compiled(execute) if self.compile_blocks else execute
             if self.vit.grad_checkpointing and torch.is_grad_enabled():
                 x = checkpoint(execute, block, x, streams(index), use_reentrant=False)
             else:

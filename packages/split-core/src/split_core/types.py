@@ -169,7 +169,7 @@ class Cover:
     @property
     def all_fine(self) -> bool:
         """Whether every image is the dense model's: each cell of the grid a token of its own."""
-        return self.full and set(self.lengths) <= {self.grid.size(0)}
+        return self.full and set(self.lengths) == {self.grid.size(0)}
 
     @property
     def counts(self) -> Int[Tensor, " b"]:

@@ -35,7 +35,7 @@ def wrap(
         budget: token fraction rho to aim at.
         rule: decision rule (see `split_core.decision`). By default a learned policy splits where its
             probability exceeds one half; an unlearned one spends the budget of each image exactly, best first.
-        options: attention, down, pooling, antialias, rope of `SplitViT`.
+        options: attention, down, pooling, antialias, rope, compile_blocks of `SplitViT`.
 
     Raises:
         SplitError: the model cannot be wrapped, or a name or value is wrong; the message says which.
@@ -91,7 +91,7 @@ def load_pretrained(source: str | Path, *, revision: str | None = None, **option
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "attention": (str,), "down": get_args(Down), "pooling": get_args(Pooling), "antialias": (True, False),
-    "rope": get_args(Place),
+    "rope": get_args(Place), "compile_blocks": (True, False),
 }  # fmt: skip
 """What `wrap` passes on, and the values each may have (a type where any value of it may)."""
 

@@ -63,13 +63,20 @@ def _histograms(
 ) -> Float[Tensor, "b rows cols bins"]:
     b, height, width = grey.shape
     rows = -(-height // block[0])
+    pad = (0, cols * block[1] - width, 0, rows * block[0] - height)
+    if any(pad) and weight is None:
+        weight = grey.new_ones(()).expand_as(grey)
+
+    def blocks(values: Float[Tensor, "b h w"]) -> Float[Tensor, "n pixels"]:
+        padded = F.pad(values, pad).view(b, rows, block[0], cols, block[1])
+        return padded.transpose(2, 3).reshape(b * rows * cols, block[0] * block[1])
+
     # Clamped as integers, so that a NaN pixel lands in a bin too: an index out of range would end a CUDA process.
-    index = (grey * BINS_PER_LEVEL).long().clamp_(0, BINS - 1)
-    y, x, image = (torch.arange(size, device=grey.device) for size in (height, width, b))
-    index += ((y // block[0] * cols)[:, None] + x // block[1]) * BINS
-    index += (image * (rows * cols * BINS))[:, None, None]
-    ones = grey.new_ones(()).expand(index.numel()) if weight is None else weight.flatten()
-    return grey.new_zeros(b * rows * cols * BINS).scatter_add_(0, index.flatten(), ones).view(b, rows, cols, BINS)
+    # In 32 bits, because passes over 64 would take most of the time.
+    index = (blocks(grey) * BINS_PER_LEVEL).int().clamp_(0, BINS - 1).long()
+    ones = grey.new_ones(()).expand(index.shape) if weight is None else blocks(weight)
+    counts = grey.new_zeros(b * rows * cols, BINS).scatter_add_(1, index, ones)
+    return counts.view(b, rows, cols, BINS)
 
 
 def _entropy(counts: Float[Tensor, "b rows cols bins"]) -> Float[Tensor, "b rows cols"]:

@@ -8,6 +8,7 @@ ends, are spelled out here. Each executor serves exactly one class (a subclass m
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -89,3 +90,13 @@ BLOCKS: dict[type[nn.Module], Executor] = {
 }  # fmt: skip
 BETWEEN: tuple[type[nn.Module], ...] = (Block, EvaBlock)
 """Blocks whose executors call `Stream.between`."""
+
+
+@cache
+def compiled(executor: Executor) -> Executor:
+    """The executor through torch.compile, once for all blocks of a kind and all token counts.
+
+    Attention and DropPath stay outside the graphs, and the number of tokens is a symbol in them, so that no batch is
+    padded and none is compiled anew.
+    """
+    return torch.compile(executor, dynamic=True)

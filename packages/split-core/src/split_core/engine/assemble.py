@@ -34,7 +34,10 @@ def assemble(
         reducer = build_reducer(spec, vit)
         reducer.attention = config.attention["name"]
         return reducer
-    return wrap(vit, spec, stages=config.stages, budget=budget, rule=rule, attention=config.attention["name"])
+    return wrap(
+        vit, spec, stages=config.stages, budget=budget, rule=rule, attention=config.attention["name"],
+        compile_blocks=config.compile_blocks,
+    )  # fmt: skip
 
 
 def is_reducer(name: str) -> bool:

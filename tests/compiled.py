@@ -1,0 +1,48 @@
+"""Run by test_compile in a process of its own, because shapes checked at run time would enter the graphs."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+from torch._dynamo.testing import CompileCounter
+
+from split_core.wrapping import wrap
+from tiny import Logits, images, relative, tiny_vit
+
+SIZES = [(32, 32), (40, 40), (32, 64), (48, 48), (56, 40), (64, 64), (24, 72), (80, 80), (72, 64)]
+
+
+def main(family: str) -> None:
+    """Print graphs and largest relative differences of nine forwards, and graphs and gradients of three steps."""
+    torch.set_num_threads(1)
+    count = CompileCounter()
+    compile_with = torch.compile
+    # Graphs are run as they are: generating code for them would take minutes.
+    torch.compile = lambda function, **options: compile_with(function, backend=count, **options)  # type: ignore[assignment]
+    vit = tiny_vit(family, depth=2, drop_path_rate=0.3)
+    model, plain = (wrap(vit, Logits(), stages=2, compile_blocks=compiled) for compiled in (True, False))
+    graphs, errors, totals = [], [], set()
+    with torch.no_grad():
+        for batch, size in enumerate(SIZES, start=2):
+            picture = images(batch, *size)
+            errors.append(relative(model.eval()(picture), plain.eval()(picture)))
+            totals.add(model.layout.total)
+            graphs.append(count.frame_count)
+    trained, gradients = [], []
+    for batch in (2, 3):
+        steps = []
+        for one in (model.train(), plain.train()):
+            torch.manual_seed(batch)
+            vit.zero_grad()
+            one(images(batch, 40)).square().sum().backward()
+            steps.append(torch.cat([p.grad.flatten() for p in vit.parameters() if p.grad is not None]))
+        gradients.append(relative(*steps))
+        trained.append(count.frame_count)
+    found = {"graphs": graphs, "errors": errors, "totals": len(totals), "trained": trained, "gradients": gradients}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
