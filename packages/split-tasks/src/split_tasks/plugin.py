@@ -11,6 +11,7 @@ def split_tasks() -> list[Entry]:
     """What the features are used for."""
     return [
         Entry("cls", "split_tasks.classify:Classify", configs.ClassifyConfig, "image classification"),
+        Entry("seg", "split_tasks.segment:Segment", configs.SegmentConfig, "semantic segmentation"),
     ]
 
 
@@ -41,6 +42,18 @@ def split_datasets() -> list[Entry]:
             "split_tasks.data.imagefolder:ImageFolder",
             configs.ImageFolderConfig,
             "your own images, ImageNet layout: root/{train,val,test}/<class>/*",
+        ),
+        Entry(
+            "segfolder",
+            "split_tasks.data.segfolder:SegFolder",
+            configs.SegFolderConfig,
+            "your own images with label maps: root/images/{train,val,test}/*, root/masks/{train,val,test}/*.png",
+        ),
+        Entry(
+            "ade20k",
+            "split_tasks.data.segfolder:SegFolder",
+            configs.ADE20KConfig,
+            "ADE20K as unpacked from ADEChallengeData2016.zip",
         ),
     ]
 
