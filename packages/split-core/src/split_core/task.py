@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
+from PIL import Image
 from torch import Tensor, nn
 
 from split_core.errors import SplitError
 from split_core.types import Grid
 
 if TYPE_CHECKING:
-    from PIL import Image
-
     from split_core.features import Features
     from split_core.model import SplitViT
 
@@ -101,6 +100,7 @@ class TaskContext:
     data: Dataset | None = None
 
 
+@runtime_checkable
 class Metric(Protocol):
     """What no mean of per-image numbers gives (mIoU, average precision): one accumulator over a data set.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor
 from torchmetrics.classification import MulticlassConfusionMatrix
 from torchmetrics.functional.classification import multiclass_confusion_matrix
@@ -45,7 +45,7 @@ class SegmentationMetric:
         return {"miou": float(iou.nanmean()), "aacc": float(accuracy), "per_class": by_class}
 
 
-def image_iou(predicted: Int[Tensor, "n H W"], labels: Int[Tensor, "n H W"], classes: int) -> Float[Tensor, " n"]:
+def image_iou(predicted: Integer[Tensor, "n H W"], labels: Integer[Tensor, "n H W"], classes: int) -> Float[Tensor, " n"]:
     """mIoU of each image over the classes that occur in it; 1 for an image without a labelled pixel."""
     matrices = [
         multiclass_confusion_matrix(guess, truth, classes, ignore_index=IGNORE, validate_args=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Integer
 from torch import Tensor
 
 from split_core.errors import SplitError
@@ -36,8 +36,8 @@ def object_cells(
 
 
 def majority_labels(
-    labels: Int[Tensor, "b H W"], grid: Grid, patch_size: tuple[int, int], classes: int
-) -> Int[Tensor, "b r c"]:
+    labels: Integer[Tensor, "b H W"], grid: Grid, patch_size: tuple[int, int], classes: int
+) -> Integer[Tensor, "b r c"]:
     """The commonest label of each fine cell of the padded grid (App. F); IGNORE where no pixel has one.
 
     Ties go to the lower label. Pixels that are ignored or added by padding do not vote.
@@ -58,7 +58,7 @@ def majority_labels(
     return label.masked_fill(most == 0, IGNORE)
 
 
-def boundary_cells(label: Int[Tensor, "b r c"]) -> Bool[Tensor, "b r c"]:
+def boundary_cells(label: Integer[Tensor, "b r c"]) -> Bool[Tensor, "b r c"]:
     """Cells whose majority label differs from that of one of their four neighbours; IGNORE differs from nothing."""
     result = torch.zeros_like(label, dtype=torch.bool)
     for axis in (1, 2):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Integer
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
@@ -197,12 +197,12 @@ class Segment(Task):
     def _error_of(self, logits: Tensor, output: Prediction, target: Target) -> Float[Tensor, " b"]:
         return torch.cat([_mean(*pixel_error(*reading)) for reading in self._readings(logits, output, target)])
 
-    def _majority(self, target: Target, grid: Grid, patch_size: tuple[int, int]) -> Int[Tensor, "b r c"]:
+    def _majority(self, target: Target, grid: Grid, patch_size: tuple[int, int]) -> Integer[Tensor, "b r c"]:
         return majority_labels(_labels(target), grid, patch_size, len(self.classes))
 
 
 def pixel_error(
-    logits: Float[Tensor, "m k H W"], labels: Int[Tensor, "m H W"]
+    logits: Float[Tensor, "m k H W"], labels: Integer[Tensor, "m H W"]
 ) -> tuple[Float[Tensor, "m H W"], Bool[Tensor, "m H W"]]:
     """Cross-entropy of each pixel, zero where its label is IGNORE, and where it counts."""
     return F.cross_entropy(logits, labels.long(), ignore_index=IGNORE, reduction="none"), labels != IGNORE
@@ -212,7 +212,7 @@ def _mean(error: Float[Tensor, "m H W"], counts: Bool[Tensor, "m H W"]) -> Float
     return error.flatten(1).sum(1) / counts.flatten(1).sum(1).clamp_min(1)
 
 
-def _labels(target: Target) -> Int[Tensor, "n H W"]:
+def _labels(target: Target) -> Integer[Tensor, "n H W"]:
     """Labels row by row, at the model's resolution."""
     labels: Tensor = target["crops"] if "windows" in target else target["segments"]
     return labels
