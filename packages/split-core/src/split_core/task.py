@@ -104,8 +104,8 @@ class TaskContext:
 class Metric(Protocol):
     """What no mean of per-image numbers gives (mIoU, average precision): one accumulator over a data set.
 
-    `update` takes each batch once. `compute` sums over the processes of a run before it answers, as torchmetrics does, and
-    returns numbers of the whole data set by name; "per_class" may hold one more number for each class name.
+    `update` takes each batch once. `compute` sums over the processes of a run before it answers, as torchmetrics does,
+    and returns numbers of the whole data set by name; "per_class" may hold one more number for each class name.
     """
 
     def update(self, output: Any, target: Target) -> None: ...
@@ -119,8 +119,8 @@ class Task(nn.Module):
     Attributes:
         metric_name: what `score` is called in results.
         model_head: the task reads the timm model's own head; without it the model is built without one.
-        taps: numbers of the blocks whose output the task reads (`Features.taps`), rising; with any, the tokens after the
-            final norm are not read. The session hands them to the model, whose `encode` then brings them along.
+        taps: numbers of the blocks whose output the task reads (`Features.taps`), rising; with any, the tokens after
+            the final norm are not read. The session hands them to the model, whose `encode` then brings them along.
     """
 
     metric_name: str = ""
@@ -156,8 +156,8 @@ class Task(nn.Module):
         return None
 
     def error_map(self, output: Any, target: Target) -> Float[Tensor, "b r c"] | None:
-        """Where the error lies: a share for each fine cell of the padded grid, whose mean over an image's valid cells is
-        `error`, and zero outside them; None when an error has no place."""
+        """Where the error lies: a share for each fine cell of the padded grid, zero where there is no picture; its mean
+        over an image's valid cells is `error`. None when an error has no place."""
         return None
 
     def per_image(self, values: Float[Tensor, " n"], target: Target) -> Float[Tensor, " b"]:
@@ -180,7 +180,7 @@ class Task(nn.Module):
         output: Any = None,
         target: Target | None = None,
     ) -> list[Image.Image] | None:
-        """The output, or without one the truth, drawn on plain pictures of the images; None if there is nothing to draw.
+        """The output, or without one the truth, drawn on plain pictures of the images; None if there is nothing to.
 
         Args:
             pictures: the images as the model saw them, enlarged by a whole number.

@@ -32,9 +32,9 @@ class SegmentConfig(PluginConfig):
     """Task `seg`.
 
     Attributes:
-        head: "linear" reads the tokens (cheap, and cheaper the fewer they are); "upernet" reads dense maps at four depths.
-        taps: numbers of the blocks that the head reads, from 0; null is the last one for linear, and for upernet the ends of
-            a third, a half, two thirds and all of the depth.
+        head: "linear" reads the tokens (cheap, and cheaper the fewer they are); "upernet" reads four dense maps.
+        taps: numbers of the blocks that the head reads, from 0; null is the last one for linear, and for upernet the
+            ends of a third, a half, two thirds and all of the depth.
         detail: for linear, points that each token's side is divided into.
         channels: for upernet, of the decoder.
         auxiliary_channels: for upernet, of the auxiliary head; 0 leaves it out.
@@ -185,12 +185,13 @@ class SegFolderConfig(PluginConfig):
         root: folder that holds both, and the file of class names where `classes` names one.
         images: folder of the pictures below root; {split} stands for train, val or test.
         masks: folder of the label maps, which have the pictures' names with .png or another picture's ending.
-        classes: names in the order of the labels; or their number; or a text file of names below root, one a line or in the
-            column Name of a table with tabs.
+        classes: names in the order of the labels; or their number; or a text file of names below root, one a line or in
+            the column Name of a table with tabs.
         zero_is_ignored: label 0 means unlabelled and k means class k - 1.
         ignore: a further label that does not count.
-        resize: shorter side in px that evaluated images are brought to, and training is scaled around; null for the model's.
-        longest: largest longer side, in units of `resize`, before that is the side that is brought to size.
+        resize: shorter side in px that evaluated images are brought to, and training is scaled around; null for the
+            model's.
+        longest: largest longer side, in units of `resize`; images that would pass it are made smaller.
         augment: in training, random scale, crop, flip and colours (the protocol of ADE20K); else a central crop.
         scale: smallest and largest scale of a training image.
         category_share: draw another crop, ten times at most, while one class covers more than this share of it.
@@ -226,7 +227,7 @@ class SegFolderConfig(PluginConfig):
 
 
 class ADE20KConfig(SegFolderConfig):
-    """Data set `ade20k`: ADEChallengeData2016 as it is unpacked. Its 2,000 validation images serve as val and as test."""
+    """Data set `ade20k`: ADEChallengeData2016 as unpacked. Its 2,000 validation images serve as val and as test."""
 
     images: str = "images/{split}"
     masks: str = "annotations/{split}"

@@ -19,8 +19,8 @@ Readings = Callable[[Any, Target], Iterable[tuple[Tensor, Tensor]]]
 
 
 class SegmentationMetric:
-    """mIoU (over the classes that occur in truth or prediction), accuracy of all pixels, IoU by class; in one matrix that
-    is summed over the processes of a run.
+    """mIoU (over the classes that occur in truth or prediction), accuracy of all pixels, IoU by class, from one matrix
+    that is summed over the processes of a run.
 
     Args:
         classes: names.
@@ -45,7 +45,9 @@ class SegmentationMetric:
         return {"miou": float(iou.nanmean()), "aacc": float(accuracy), "per_class": by_class}
 
 
-def image_iou(predicted: Integer[Tensor, "n H W"], labels: Integer[Tensor, "n H W"], classes: int) -> Float[Tensor, " n"]:
+def image_iou(
+    predicted: Integer[Tensor, "n H W"], labels: Integer[Tensor, "n H W"], classes: int
+) -> Float[Tensor, " n"]:
     """mIoU of each image over the classes that occur in it; 1 for an image without a labelled pixel."""
     matrices = [
         multiclass_confusion_matrix(guess, truth, classes, ignore_index=IGNORE, validate_args=False)
@@ -55,6 +57,6 @@ def image_iou(predicted: Integer[Tensor, "n H W"], labels: Integer[Tensor, "n H 
 
 
 def class_iou(matrices: Float[Tensor, "n k k"]) -> Float[Tensor, "n k"]:
-    """Intersection over union of each class, rows truth and columns prediction; not-a-number where it does not occur."""
+    """Intersection over union of each class, rows truth and columns prediction; not-a-number where it is absent."""
     both = matrices.diagonal(dim1=1, dim2=2)
     return both / (matrices.sum(1) + matrices.sum(2) - both)

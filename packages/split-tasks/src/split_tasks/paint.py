@@ -17,9 +17,7 @@ GOLDEN = 0.61803398875
 
 def colours(count: int) -> NDArray[np.uint8]:
     """(count, 3) distinct colours; class i has the same one whatever the number of classes."""
-    rows = [
-        colorsys.hsv_to_rgb(i * GOLDEN % 1, 0.55 + 0.45 * (i // 3 % 2), 1 - 0.35 * (i % 3) / 2) for i in range(count)
-    ]
+    rows = [colorsys.hsv_to_rgb(i * GOLDEN % 1, 0.55 + 0.45 * (i // 3 % 2), 1 - i % 3 * 0.17) for i in range(count)]
     return np.round(np.array(rows).reshape(-1, 3) * 255).astype(np.uint8)
 
 

@@ -54,9 +54,9 @@ class Prediction:
 class Segment(Task):
     """Every pixel gets a class; the error of an image is the mean cross-entropy over its labelled pixels.
 
-    Targets: "segments", label maps (b, H, W) with IGNORE where nothing counts; or, for images read in windows, a list of b
-    maps of the images' own sizes with "windows" (`split_tasks.windows.Windows`) and "crops" (n, H, W), the labels in each
-    window at the model's resolution.
+    Targets: "segments", label maps (b, H, W) with IGNORE where nothing counts. Or, for images read in windows: a list of
+    b maps of the images' own sizes, with "windows" (`split_tasks.windows.Windows`) and "crops" (n, H, W), the labels
+    in each window at the model's resolution.
 
     Args:
         config: head, losses, what counts as an object.
@@ -74,9 +74,7 @@ class Segment(Task):
         self.config = config
         self.classes = tuple(getattr(context.data, "segment_classes", ()))
         if not self.classes:
-            raise SplitError(
-                "task=seg needs label maps, and this data set has none; composites and segfolder have some"
-            )
+            raise SplitError("task=seg needs label maps, and this data set has none; composites and segfolder do")
         self.stuff = _stuff(config, self.classes)
         wanted = config.taps or (default_taps(context.depth) if config.head == "upernet" else (context.depth - 1,))
         if max(wanted) >= context.depth:

@@ -1,6 +1,6 @@
 """Tables and pictures of a run in run_dir/report, and of several runs together.
 
-    run_dir/report/   table.md  classes.md (where the task has numbers by class)  patchmaps.png  lengths.png  training.png
+    run_dir/report/   table.md  classes.md (for tasks with numbers by class)  patchmaps.png  lengths.png  training.png
 
 ``do=report`` makes them again from what the run has written (patchmaps.png needs its models: do=draw);
 ``do=report report.runs=[DIR,...] report.out=docs/results/NAME`` merges runs into NAME.json, NAME.md and NAME.png;

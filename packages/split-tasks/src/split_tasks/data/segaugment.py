@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torchvision import tv_tensors
 from torchvision.transforms import v2
-from torchvision.transforms.v2 import functional
 
 from split_tasks.objects import IGNORE
 
@@ -42,15 +42,15 @@ class TrainAugmentation:
     """
 
     def __init__(
-        self, size: tuple[int, int], *, short: int, longest: float, scale: tuple[float, float], category_share: float
+        self, size: tuple[int, int], *, short: float, longest: float, scale: tuple[float, float], category_share: float
     ) -> None:  # fmt: skip
         self.size, self.short, self.longest, self.scale = size, short, longest, scale
         self.category_share = category_share
         self.after = v2.Compose([v2.RandomHorizontalFlip(), v2.RandomPhotometricDistort()])
 
     def __call__(self, image: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """(c, H, W) uint8 and (H, W) uint8 to the same of at most `size`: a small image is not padded here, because padding
-        follows normalisation."""
+        """(c, H, W) uint8 and (H, W) uint8 to the same of at most `size`: a small image is not padded here, because
+        padding follows normalisation."""
         low, high = self.scale
         scale = low + (high - low) * float(torch.rand(()))
         size = (int(image.shape[1]), int(image.shape[2]))
@@ -73,5 +73,5 @@ class TrainAugmentation:
 
 def pad(image: Tensor, labels: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Below and right up to `size`: zeros (the mean, once normalised) and IGNORE."""
-    padding = [0, 0, max(0, size[1] - labels.shape[-1]), max(0, size[0] - labels.shape[-2])]
-    return functional.pad(image, padding), functional.pad(labels, padding, fill=IGNORE)
+    padding = (0, max(0, size[1] - labels.shape[-1]), 0, max(0, size[0] - labels.shape[-2]))
+    return F.pad(image, padding), F.pad(labels, padding, value=IGNORE)

@@ -36,8 +36,8 @@ class SegFolder:
         context: split, image size (None is 512), channels and normalisation.
 
     Items in training: {"image": (c, H, W), "target": {"segments": (H, W) uint8}}. In evaluation "image" is
-    (n, c, H, W), the windows of one image, and the target has "segments" at the file's size, "crops" (n, H, W), the labels
-    in each window, and "windows". `collate` puts the windows of all images into one batch.
+    (n, c, H, W), the windows of one image, and the target has "segments" at the file's size, "crops" (n, H, W), the
+    labels in each window, and "windows". `collate` puts the windows of all images into one batch.
 
     Raises:
         SplitError: a folder is missing or empty, a picture has no label map, or the classes are not to be found.
@@ -50,7 +50,7 @@ class SegFolder:
         self.classes = class_names(config)
         self.segment_classes = self.classes
         self.pairs = pairs(*(config.folder(kind, self.split) for kind in ("images", "masks")))
-        self.short = config.resize or min(self.size)
+        self.short = float(config.resize or min(self.size))
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -74,7 +74,7 @@ class SegFolder:
         )  # fmt: skip
         if labels.shape != tuple(image.shape[1:]):
             sizes = (f"{width}x{height}" for height, width in (image.shape[1:], labels.shape))
-            raise SplitError("{} is {} px and its label map {} is {}".format(picture, next(sizes), mask, next(sizes)))
+            raise SplitError(f"{picture} is {next(sizes)} px and its label map {mask} is {next(sizes)}")
         return image, torch.from_numpy(labels)
 
     def collate(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:

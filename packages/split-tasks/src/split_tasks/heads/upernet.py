@@ -92,5 +92,5 @@ def _transformers() -> tuple[Any, Any, Any]:
 
 
 def default_taps(depth: int) -> tuple[int, ...]:
-    """The blocks that end a third, a half, two thirds and all of the depth: 7, 11, 15, 23 of 24 and 3, 5, 7, 11 of 12."""
+    """Blocks that end a third, a half, two thirds and all of the depth: 7, 11, 15, 23 of 24 and 3, 5, 7, 11 of 12."""
     return tuple(max(0, round(depth * share) - 1) for share in (1 / 3, 1 / 2, 2 / 3, 1))
