@@ -14,9 +14,10 @@ from split_core import wrap
 from split_core.engine.reference import dense_reference
 from split_core.engine.session import Learner
 from split_core.errors import SplitError
+from split_core.learn.union import encode_union
 from split_core.packing import dense_map, detail_map
 from split_core.quadtree import build_layout, uniform_splits
-from split_core.task import TaskContext
+from split_core.task import TaskContext, repeat_target
 from split_core.types import Grid, Splits
 from split_tasks.configs import SegmentConfig
 from split_tasks.heads.upernet import default_taps
@@ -186,6 +187,37 @@ def test_a_coarse_layout_gives_the_broadcast_map_also_without_the_middle_scale()
         for r in range(8):
             for c in range(8):
                 assert torch.equal(dense[0, :, r, c], tokens[layout.owner[0, r, c]])
+
+
+@pytest.mark.parametrize("head", ["linear", "upernet"])
+def test_binary_gates_of_a_union_sequence_give_the_mixed_output(head):
+    model = wrap(tiny_vit(num_classes=0, depth=4), policy=Logits(), stages=2).eval()
+    own = Segment(SegmentConfig(head=head, channels=8, auxiliary_channels=0), context(depth=4)).eval()
+    model.taps = own.taps
+    pyramid = model.pyramid(images(2, 30, 25))
+    generator = torch.Generator().manual_seed(3)
+    shapes = [pyramid.grid.shape(s) for s in (1, 2)]
+    masks = tuple(torch.rand(2, *s, generator=generator) < 0.5 for s in shapes)
+    masks[1][0] = True  # gates below an unsplit parent move nothing
+    splits = Splits(masks, pyramid.grid).nested()
+    gates = tuple(mask.flatten(1).float().requires_grad_() for mask in splits.masks)
+    union = own.output(model, encode_union(model, pyramid, gates))
+    mixed = own.output(model, model.encode(pyramid, build_layout(splits, pyramid.valid)))
+    torch.testing.assert_close(union.logits, mixed.logits, rtol=1e-3, atol=1e-4)
+    own.error(union, {"segments": labels(2, 30, 25, 1)}).sum().backward()
+    assert all(gate.grad.abs().sum() > 0 for gate in gates)
+
+
+def test_distance_is_zero_from_itself_and_rollouts_share_a_reference():
+    output, own = prediction(2, Grid((3, 2), 1), (2, 2), 1), task()
+    assert own.distance(output, output).abs().max() < 1e-6
+    twice = repeat_target({"dense": output}, 2)["dense"]
+    assert twice.canvas == output.canvas
+    other = prediction(4, Grid((3, 2), 1), (2, 2), 2)
+    found = own.distance(other, twice)
+    p, q = output.logits.softmax(1), other.logits.softmax(1)
+    expected = (p[1] * (p[1] / q[3]).log()).sum(0).mean()
+    torch.testing.assert_close(found[3], expected)
 
 
 @pytest.mark.parametrize("size", [(32, 32), (30, 41), (9, 8), (1, 70)])

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from split_core.packing import Packed, area_mean, dense_map, token_mean
+from split_core.packing import Packed, area_mean, dense_map, detail_map, token_mean
 from split_core.types import Layout
 
 Pooling = Literal["area", "token"]
@@ -50,6 +50,10 @@ class Features:
         """A value for every fine cell of the canvas: that of the token over it, at the end or at the tap-th tap."""
         tokens = self.tokens if tap is None else self.taps[tap]
         return dense_map(tokens.index_select(0, self.packed.patch_index), self.layout)
+
+    def spread(self, values: Float[Tensor, "t q q d"]) -> Float[Tensor, "b d _ _"]:
+        """A picture of q x q values for every patch token (in the order of `packed.patch_index`), over the canvas."""
+        return detail_map(values, self.layout)
 
     def mean(self, pooling: Pooling, *, prefix: bool = False) -> Float[Tensor, "b d"]:
         """Mean of the patch tokens, weighted by the area they cover or equally; with `prefix`, of those too."""

@@ -54,8 +54,8 @@ class Prediction:
 class Segment(Task):
     """Every pixel gets a class; the error of an image is the mean cross-entropy over its labelled pixels.
 
-    Targets: "segments", label maps (b, H, W) with IGNORE where nothing counts. Or, for images read in windows: a list of
-    b maps of the images' own sizes, with "windows" (`split_tasks.windows.Windows`) and "crops" (n, H, W), the labels
+    Targets: "segments", label maps (b, H, W) with IGNORE where nothing counts. Or, for images read in windows: a list
+    of b maps of the images' own sizes, with "windows" (`split_tasks.windows.Windows`) and "crops" (n, H, W), the labels
     in each window at the model's resolution.
 
     Args:
@@ -121,6 +121,11 @@ class Segment(Task):
         sum_of = output.patch_size[0] * output.patch_size[1]
         cells = output.valid.flatten(1).sum(1)[:, None, None]
         return torch.cat(parts) * sum_of * cells
+
+    def distance(self, output: Prediction, reference: Prediction) -> Float[Tensor, " n"]:
+        """KL divergence from the reference's class probabilities, mean over the canvas at the head's resolution."""
+        wanted, got = (each.logits.float().log_softmax(1) for each in (reference, output))
+        return F.kl_div(got, wanted, reduction="none", log_target=True).sum(1).mean((1, 2))
 
     def loss(self, output: Prediction, target: Target, features: Features) -> Float[Tensor, ""]:
         """Mean error, plus the auxiliary head's."""

@@ -9,7 +9,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from split_core.features import Features
-from split_core.packing import detail_map
 
 
 class LinearHead(nn.Module):
@@ -33,7 +32,7 @@ class LinearHead(nn.Module):
 
     def forward(self, features: Features) -> Float[Tensor, "b k h w"]:
         """(b, k, q * rows, q * cols) from the taps of `features`."""
-        return detail_map(self.tokens(features.taps, features.packed.patch_index), features.layout)
+        return features.spread(self.tokens(features.taps, features.packed.patch_index))
 
     def tokens(self, taps: Sequence[Float[Tensor, "T d"]], patches: Tensor) -> Float[Tensor, "t q q k"]:
         """Each patch token's picture."""
