@@ -38,6 +38,7 @@ ENGINES = {
     "train": "train",
     "eval": "evaluate",
     "bench": "bench",
+    "compare": "compare",
     "draw": "draw",
     "report": "report",
     "export": "export",
@@ -54,6 +55,9 @@ def configure(tree: dict[str, Any]) -> RunConfig:
     typed = dict(tree)
     recipe, run_dir = typed.pop("recipe", None), typed.get("run_dir")
     command = str(typed.get("do", "train"))
+    if "methods" in typed:  # short for the command's own section
+        section = "bench" if command == "bench" else "eval"
+        typed[section] = {**typed.get(section, {}), "methods": typed.pop("methods")}
     if command not in ENGINES:
         close = nearest(command, [*ENGINES, *OTHERS])
         raise SplitError(f"do={command}: no such command." + (f" Did you mean do={close}?" if close else ""))

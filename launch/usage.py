@@ -25,7 +25,8 @@ usage: python launch/run.py [do=COMMAND] [recipe=NAME|FILE] [key=value ...]
 commands
   do=train     adapt the backbone, warm-start and train the policy, evaluate, report; resumes a killed run
   do=eval      evaluate beside other methods at the same token fraction
-  do=bench     time the whole pipeline against the dense model
+  do=bench     time the whole pipeline against the dense model; methods=[tome, entropy] or methods=all
+  do=compare   every method at several budgets: accuracy, FLOPs and speed in one table; methods=all for short
   do=draw      draw where the tokens went; image=PATH for a picture of your own
   do=report    tables and pictures again from what a run has written
   do=export    a trained backbone as plain timm weights
@@ -45,6 +46,11 @@ def usage(folder: Path) -> str:
             rows.append((f"{kind}={name}", "", registered.entry.summary))
             rows.extend((f"  {key}", *rest) for key, *rest in _settings(f"{kind}.", registered.entry.config))
         blocks.append("\n".join([f"{kind}: installed, with their settings", *_columns(rows)]))
+    rows = []
+    for name, registered in registry.entries("reducer").items():
+        rows.append((name, "", registered.entry.summary))
+        rows.extend((f"  {key}", *rest) for key, *rest in _settings(f"reducers.{name}.", registered.entry.config))
+    blocks.append("\n".join(["reducer: installed, with their settings", *_columns(rows)]))
     return "\n\n".join(blocks)
 
 

@@ -9,8 +9,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from split_core import wrap
-from split_core.engine.flops import backbone_flops, ideal_speedup
 from split_core.engine.timing import STAGES, interleave, stages
+from split_core.flops import backbone_flops, ideal_speedup
 from tiny import Logits, tiny_vit
 
 CPU = torch.device("cpu")
@@ -108,5 +108,5 @@ def shape(dim: int, depth: int, patch: int, side: int) -> tuple[SimpleNamespace,
 )
 def test_ideal_speedup_of_the_paper_s_models_at_seven_tenths(sizes: tuple[int, int, int, int], expected: float) -> None:
     vit, cells = shape(*sizes)
-    assert ideal_speedup(vit, cells, 0.7 * cells) == pytest.approx(expected, abs=0.008)
-    assert ideal_speedup(vit, cells, [cells, cells]) == 1.0
+    assert ideal_speedup(vit, cells, backbone_flops(vit, 0.7 * cells)) == pytest.approx(expected, abs=0.008)
+    assert ideal_speedup(vit, cells, backbone_flops(vit, [cells, cells])) == 1.0

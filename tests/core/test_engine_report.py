@@ -14,7 +14,7 @@ from PIL import Image
 from rich.console import Console
 
 from split_core import resolve
-from split_core.engine import compare, plots, report, tables
+from split_core.engine import merge, plots, report, tables
 from split_core.engine.results import metric_of, read_metrics, read_results, write_json
 from split_core.errors import SplitError
 
@@ -119,7 +119,7 @@ def test_tables_are_shown_without_losing_cells(terminal: bool, width: int) -> No
 def test_aggregate_combines_seeds_as_written_out() -> None:
     runs = [results(seed) for seed in (0, 1, 2)]
     rows = [row for run in runs for row in run["rows"]]
-    table = compare.aggregate(rows, "accuracy")
+    table = merge.aggregate(rows, "accuracy")
     assert [(row["method"], row["seeds"]) for row in table] == [(name, 3) for name in METHODS]
     own = [run["rows"][-1] for run in runs]
     values = [row["accuracy"] for row in own]
@@ -136,26 +136,26 @@ def test_aggregate_combines_seeds_as_written_out() -> None:
 
 def test_a_single_seed_has_no_spread_and_budgets_stay_apart() -> None:
     rows = results(0, 0.4)["rows"] + results(0, 0.5)["rows"]
-    table = compare.aggregate(rows, "accuracy")
+    table = merge.aggregate(rows, "accuracy")
     assert [row["rho"] for row in table] == [0.5] * 4 + [0.4] * 4
     assert all(row["accuracy"]["std"] is None and row["minus"]["dense"]["std"] is None for row in table[1:4])
 
 
 def test_thinning_keeps_the_mean_and_the_limit() -> None:
     values = [float(v) for v in range(1000)]
-    assert len(compare.thin(values, 120)) <= 120
-    assert statistics.fmean(compare.thin(values, 100)) == pytest.approx(statistics.fmean(values))
-    assert compare.thin([1.0, None, 3.0], 120) == [1.0, 3.0]
+    assert len(merge.thin(values, 120)) <= 120
+    assert statistics.fmean(merge.thin(values, 100)) == pytest.approx(statistics.fmean(values))
+    assert merge.thin([1.0, None, 3.0], 120) == [1.0, 3.0]
 
 
 def test_merging_runs_writes_all_rows_and_can_be_redone_from_the_json(tmp_path: Path) -> None:
     runs = [run_dir(tmp_path / f"{seed}{rho}", seed=seed, rho=rho) for seed in (0, 1) for rho in (0.5, 0.4)]
-    content = compare.merge(runs, "title")
+    content = merge.merge(runs, "title")
     assert len(content["rows"]) == 16
     assert content["commit"] == "abc"
     assert [run["command"] for run in content["runs"]] == ["python run.py"] * 4
     curve = content["curves"][0]
-    assert len(curve["step"]) == len(curve["lambda"]) <= compare.POINTS
+    assert len(curve["step"]) == len(curve["lambda"]) <= merge.POINTS
     write_json(tmp_path / "out.json", content)
     again = read_results(tmp_path / "out.json", hint="")
     assert tables.merged(again).rows == tables.merged(content).rows
@@ -167,16 +167,16 @@ def test_merging_runs_writes_all_rows_and_can_be_redone_from_the_json(tmp_path: 
 def test_runs_that_would_count_twice_or_have_other_metrics_are_refused(tmp_path: Path) -> None:
     first = run_dir(tmp_path / "a")
     with pytest.raises(SplitError, match=r"both hold dense at budget 0\.5, seed 0"):
-        compare.merge([first, first], "")
+        merge.merge([first, first], "")
     with pytest.raises(SplitError, match=r"nowhere/results\.json is missing"):
-        compare.merge([first, str(tmp_path / "nowhere")], "")
+        merge.merge([first, str(tmp_path / "nowhere")], "")
     other = results(1)
     for row in other["rows"]:
         row["miou"], row["miou_se"] = row.pop("accuracy"), row.pop("accuracy_se")
     (tmp_path / "b").mkdir()
     write_json(tmp_path / "b" / "results.json", other)
     with pytest.raises(SplitError, match="accuracy, miou"):
-        compare.merge([first, str(tmp_path / "b")], "")
+        merge.merge([first, str(tmp_path / "b")], "")
 
 
 def test_a_run_s_pictures_and_table_are_rebuilt(tmp_path: Path) -> None:

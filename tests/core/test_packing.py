@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -203,3 +205,23 @@ def test_children_are_the_four_cells_below_a_parent_in_raster_order(grid: Grid, 
             [(2 * i + y) * below + 2 * j + x for y in (0, 1) for x in (0, 1)] for i in range(rows) for j in range(cols)
         ]
         assert torch.equal(pyramid.children(s), pyramid.levels[s - 1][:, torch.tensor(index)])
+
+
+@pytest.mark.parametrize("with_positions", [True, False])
+@pytest.mark.parametrize("k", [0, 2])
+def test_an_all_fine_batch_is_packed_without_a_gather_as_with_one(with_positions: bool, k: int) -> None:
+    grid = Grid((4, 8), 2)
+    generator = torch.Generator().manual_seed(0)
+    levels = tuple(torch.randn(3, grid.size(s), 5, generator=generator) for s in range(3))
+    pyramid = Pyramid(levels, grid)
+    positions = torch.randn(grid.total, 5, generator=generator) if with_positions else None
+    prefix = torch.randn(k, 5, generator=generator) if k else None
+    layout = build_layout(uniform_splits(grid, 3, split=True))
+    assert layout.all_fine
+    gathered = pack(pyramid, replace(layout, full=False), positions, prefix)
+    packed = pack(pyramid, layout, positions, prefix)
+    assert torch.equal(packed.tokens, gathered.tokens)
+    rollouts = build_layout(uniform_splits(grid, 6, split=True))
+    assert torch.equal(pack(pyramid, rollouts, positions, prefix).tokens, gathered.tokens.repeat(2, 1))
+    assert not build_layout(uniform_splits(grid, 3, split=False)).all_fine
+    assert not build_layout(uniform_splits(Grid((3, 8), 2), 3, split=True)).all_fine  # padded cells make no tokens

@@ -126,11 +126,10 @@ def test_its_estimator_moves_a_policy_of_ours_towards_fewer_tokens_when_they_are
 @pytest.mark.usefixtures("installed")
 def test_its_reducer_runs_the_later_blocks_on_fewer_tokens() -> None:
     vit = registry.build("model", {"name": "small", "depth": 2}, ModelContext(4, (32, 32))).eval()
-    seen: list[int] = []
-    for block in vit.blocks:
-        block.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
     images = torch.randn(2, 3, 32, 32)
-    reducer = registry.load(registry.get("reducer", "every_other").entry)
-    settings = registry.choose("reducer", {"name": "every_other", "at": 1}).settings
-    assert reducer(settings, vit)(images).shape == (2, 4)
-    assert seen == [65, 33]
+    reduced = registry.build("reducer", {"name": "every_other", "at": 1}, vit).eval()
+    features = reduced.forward_features(images)
+    assert reduced.forward_head(features).shape == (2, 4)
+    assert features.layout.layers == ((64, 64), (32, 32)) == tuple(reduced.plan(reduced.config, 64))
+    dense = features.dense()
+    torch.testing.assert_close(dense[..., ::2], dense[..., 1::2])

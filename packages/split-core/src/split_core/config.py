@@ -33,8 +33,10 @@ class Section(PluginConfig):
 class MethodsSection(Section):
     """A section that compares methods."""
 
-    methods: tuple[str, ...] = Field(
-        (), description="policies to compare with the run's own, which stands last, after its warm start"
+    methods: Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if v == "all" else v)] = Field(
+        (),
+        description="policies and reducers to compare with the run's own policy, which stands last;"
+        " all: every one that needs no labels and no estimator",
     )
 
 
@@ -109,6 +111,15 @@ class BenchConfig(MethodsSection):
     warmup: int = Field(2, ge=0, description="runs before the timed ones")
 
 
+class CompareConfig(Section):
+    """Every method at several budgets (do=compare); methods are eval.methods, batch sizes bench.batch_sizes."""
+
+    budgets: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
+        (), description="token fractions compared; reducers at equal FLOPs; empty means `budget`"
+    )
+    seeds: tuple[Annotated[int, Field(ge=0, le=2**62)], ...] = Field((), description="seeds; empty means `seed`")
+
+
 class DrawConfig(Section):
     """Pictures of where the tokens went."""
 
@@ -157,12 +168,17 @@ class CheckpointConfig(Section):
 class RunConfig(Section):
     """Everything a run depends on."""
 
-    do: Literal["train", "eval", "bench", "draw", "report", "export"] = Field("train", description="what to do")
+    do: Literal["train", "eval", "bench", "compare", "draw", "report", "export"] = Field(
+        "train", description="what to do"
+    )
     task: Group = Field(description="what the model is for")
     data: Group = Field(description="the images and their labels")
     model: Group = Field(description="the backbone and its weights")
     policy: Group = Field(description="decides which patches split")
     budget: float = Field(0.7, gt=0, le=1, description="rho, the token fraction aimed at")
+    reducers: dict[str, Group] = Field(
+        {}, description="settings of reducers that are compared, by name; a budget sets how strongly each reduces"
+    )
     stages: int = Field(1, ge=1, description="S, split stages; a coarse patch is 2^S fine ones wide")
     attention: Group = Field({"name": "auto"}, description="attention backend; auto takes the best that runs here")
     decision: Rule | None = Field(None, description="how logits become splits; null is the policy's own rule")
@@ -174,6 +190,7 @@ class RunConfig(Section):
     )
     eval: EvalConfig = Field(EvalConfig(), description="evaluation")
     bench: BenchConfig = Field(BenchConfig(), description="timing")
+    compare: CompareConfig = Field(CompareConfig(), description="comparison")
     draw: DrawConfig = Field(DrawConfig(), description="pictures")
     report: ReportConfig = Field(ReportConfig(), description="tables and pictures")
     export: ExportConfig = Field(ExportConfig(), description="weights for use elsewhere")
@@ -209,13 +226,23 @@ class RunConfig(Section):
         choice = registry.choose(kind, value)
         return {"name": choice.name, **choice.settings.model_dump(mode="json")}
 
+    @field_validator("reducers", mode="before")
+    @classmethod
+    def _check_reducers(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise ValueError("should map names of reducers to their settings")
+        return {
+            name: registry.choose("reducer", {"name": name, **settings}).settings.model_dump(mode="json")
+            for name, settings in value.items()
+        }
+
     def settings(self, group: str) -> PluginConfig:
         """A group's settings as an instance of the chosen entry's class, e.g. ``config.settings("estimator").lr``."""
         return registry.choose(group, getattr(self, group)).settings
 
     @model_validator(mode="after")
     def _check_methods(self) -> RunConfig:
-        known = [*registry.entries("policy"), f"{self.policy['name']}_warmstart"]
+        known = [*registry.entries("policy"), *registry.entries("reducer"), f"{self.policy['name']}_warmstart", "all"]
         for key in ("eval", "bench"):
             for name in getattr(self, key).methods:
                 if name not in known:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from split_core.backbone.pooling import pool_attention
 from split_core.packing import Packed, area_mean, dense_map, detail_map, token_mean
-from split_core.types import Layout
+from split_core.types import Cover, Layout
 
 Pooling = Literal["area", "token"]
 
@@ -28,7 +29,7 @@ class Features:
 
     tokens: Float[Tensor, "T d"]
     packed: Packed
-    layout: Layout
+    layout: Cover
     taps: tuple[Float[Tensor, "T d"], ...] = ()
 
     @property
@@ -48,11 +49,16 @@ class Features:
 
     def dense(self, tap: int | None = None) -> Float[Tensor, "b d r c"]:
         """A value for every fine cell of the canvas: that of the token over it, at the end or at the tap-th tap."""
-        tokens = self.tokens if tap is None else self.taps[tap]
-        return dense_map(tokens.index_select(0, self.packed.patch_index), self.layout)
+        return dense_map(self.at(tap), self.layout)
 
-    def spread(self, values: Float[Tensor, "t q q d"]) -> Float[Tensor, "b d _ _"]:
-        """A picture of q x q values for every patch token (in the order of `packed.patch_index`), over the canvas."""
+    def at(self, tap: int | None) -> Float[Tensor, "t d"]:
+        """Patch tokens at the end or at the tap-th tap, to map one by one and give to `spread`."""
+        tokens = self.tokens if tap is None else self.taps[tap]
+        return tokens.index_select(0, self.packed.patch_index)
+
+    def spread(self, values: Float[Tensor, "t q q d"], tap: int | None) -> Float[Tensor, "b d _ _"]:
+        """A picture of q x q values for every token of `at(tap)`, each over the cells that its token covers."""
+        assert isinstance(self.layout, Layout)
         return detail_map(values, self.layout)
 
     def mean(self, pooling: Pooling, *, prefix: bool = False) -> Float[Tensor, "b d"]:
@@ -74,3 +80,15 @@ class Features:
         if not prefix:
             return self.patches, self.layout.image, weight
         return self.tokens, segments.image, torch.ones_like(self.tokens[:, 0]).index_copy(0, index, weight)
+
+
+def timm_head(vit: Any, features: Features, pooling: Pooling) -> Any:
+    """The timm model's own head on the pooled tokens: logits (two for a distilled model that trains as such)."""
+    if vit.global_pool == "token":
+        return vit.forward_head(features.prefix)
+    if vit.attn_pool is None:
+        pooled = features.mean(pooling, prefix=getattr(vit, "pool_include_prefix", False))
+    else:  # timm's Eva pools over its prefix too
+        x, image, weight = features.weighted(pooling, prefix=getattr(vit, "pool_include_prefix", True))
+        pooled = pool_attention(vit.attn_pool, x, image, features.batch, weight)
+    return vit.head(vit.head_drop(vit.fc_norm(pooled)))

@@ -16,11 +16,10 @@ from split_core import hub
 from split_core.attention import AttentionBackend, choose_backend
 from split_core.backbone.blocks import BLOCKS
 from split_core.backbone.check import check_backbone
-from split_core.backbone.pooling import pool_attention
 from split_core.backbone.stream import Streams, streams
 from split_core.decision import Decision
 from split_core.errors import SplitError
-from split_core.features import Features, Pooling
+from split_core.features import Features, Pooling, timm_head
 from split_core.packing import Packed, carry, coarse_map, pack
 from split_core.policy import SplitPolicy, StageView
 from split_core.positions import PositionTable
@@ -72,14 +71,18 @@ class SplitViT(nn.Module):
         """What the timm model returns for these images: logits; any H and W."""
         return self.forward_head(self.forward_features(images, layout=layout))
 
-    def forward_features(self, images: Float[Tensor, "b ch H W"], layout: Layout | None = None) -> Features:
+    def forward_features(
+        self, images: Float[Tensor, "b ch H W"], layout: Layout | None = None, **seen: Any
+    ) -> Features:
         """Image -> pyramid -> decisions -> layout -> packed sequence -> blocks (Fig. 2).
 
         Args:
             layout: a partition to use instead of the policy's.
+            seen: as for `tokenize`.
         """
         pyramid = self.pyramid(images)
-        self.layout = layout = layout or self.decide(pyramid, images)
+        layout = layout or self.decide(pyramid, images, **seen)
+        self.layout = layout
         return self.encode(pyramid, layout)
 
     def features(
@@ -169,7 +172,7 @@ class SplitViT(nn.Module):
     def streams(self, packed: Packed, layout: Layout, attention: AttentionBackend | None = None) -> Streams:
         """What each block must know of a packed batch."""
         if attention is None:
-            attention = choose_backend(self.attention, packed.tokens.device, _kernel_dtype(packed.tokens))
+            attention = choose_backend(self.attention, packed.tokens.device, kernel_dtype(packed.tokens))
         return streams(packed, layout, attention, self.rope.cells(layout.grid), per_block=self.rope.per_block)
 
     def run(
@@ -198,15 +201,7 @@ class SplitViT(nn.Module):
 
     def forward_head(self, features: Features) -> Any:
         """The timm model's own head on the pooled tokens: logits (two for a distilled model that trains as such)."""
-        vit = self.vit
-        if vit.global_pool == "token":
-            return vit.forward_head(features.prefix)
-        if vit.attn_pool is None:
-            pooled = features.mean(self.pooling, prefix=getattr(vit, "pool_include_prefix", False))
-        else:  # timm's Eva pools over its prefix too
-            x, image, weight = features.weighted(self.pooling, prefix=getattr(vit, "pool_include_prefix", True))
-            pooled = pool_attention(vit.attn_pool, x, image, features.batch, weight)
-        return vit.head(vit.head_drop(vit.fc_norm(pooled)))
+        return timm_head(self.vit, features, self.pooling)
 
     @property
     def transforms(self) -> dict[str, Any]:
@@ -247,7 +242,7 @@ def check_images(images: Tensor, channels: int, dtype: torch.dtype = torch.float
         raise SplitError(f"images have no pixels: shape {tuple(images.shape)}")
 
 
-def _kernel_dtype(x: Tensor) -> torch.dtype:
+def kernel_dtype(x: Tensor) -> torch.dtype:
     """The dtype attention will see: autocast's where it is on."""
     if torch.is_autocast_enabled(x.device.type):
         return torch.get_autocast_dtype(x.device.type)

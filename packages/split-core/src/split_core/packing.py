@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from split_core.types import Layout, Look, Pyramid
+from split_core.types import Cover, Layout, Look, Pyramid
 
 
 @dataclass(frozen=True)
@@ -92,16 +92,8 @@ def pack(
         )
     if layout.batch != pyramid.batch and (pyramid.batch == 0 or layout.batch % pyramid.batch):
         raise ValueError(f"a layout of {layout.batch} images does not fit a pyramid of {pyramid.batch}")
-    dim = pyramid.levels[0].shape[-1]
-    cells = pyramid.grid.total
-    rows = (
-        (layout.image % pyramid.batch) * cells + layout.cell
-        if layout.batch != pyramid.batch
-        else layout.image * cells + layout.cell
-    )
-    patches = torch.cat(pyramid.levels, 1).view(-1, dim).index_select(0, rows)
-    if positions is not None:
-        patches = patches + positions.index_select(0, layout.cell)
+    patches = _patches(pyramid, layout, positions)
+    dim = patches.shape[-1]
     k = 0 if prefix is None else prefix.shape[0]
     device = patches.device
     starts = layout.cu_seqlens.long() + k * torch.arange(layout.batch + 1, device=device)
@@ -111,10 +103,25 @@ def pack(
     segments = Segments(starts.int(), lengths, layout.grid.size(0) + k)
     if prefix is None or k == 0:
         return Packed(patches, segments, patch_index, prefix_index)
-    tokens = patches.new_empty(segments.total, dim)
-    tokens = tokens.index_copy(0, patch_index, patches)
-    tokens = tokens.index_copy(0, prefix_index.flatten(), prefix.to(patches.dtype).repeat(layout.batch, 1))
+    prefix = prefix.to(patches.dtype)
+    if layout.all_fine:
+        parts = [prefix.expand(layout.batch, -1, -1), patches.view(layout.batch, -1, dim)]
+        return Packed(torch.cat(parts, 1).flatten(0, 1), segments, patch_index, prefix_index)
+    tokens = patches.new_empty(segments.total, dim)  # filled in place: copies cost as much as a block's norm
+    tokens = tokens.index_copy_(0, patch_index, patches)
+    tokens = tokens.index_copy_(0, prefix_index.flatten(), prefix.repeat(layout.batch, 1))
     return Packed(tokens, segments, patch_index, prefix_index)
+
+
+def _patches(pyramid: Pyramid, layout: Layout, positions: Float[Tensor, "m d"] | None) -> Float[Tensor, "t d"]:
+    """The tokens' embeddings with their positions, in the layout's order."""
+    if layout.all_fine and layout.batch == pyramid.batch:  # the fine level as it stands: nothing to gather
+        level = pyramid.levels[0] if positions is None else pyramid.levels[0] + positions[: layout.grid.size(0)]
+        return level.flatten(0, 1)
+    image = layout.image if layout.batch == pyramid.batch else layout.image % pyramid.batch
+    cells = torch.cat(pyramid.levels, 1).flatten(0, 1)
+    patches = cells.index_select(0, image * pyramid.grid.total + layout.cell)
+    return patches if positions is None else patches + positions.index_select(0, layout.cell)
 
 
 def carry(look: Look, packed: Packed, layout: Layout) -> Float[Tensor, "T d"]:
@@ -136,7 +143,7 @@ def coarse_map(values: Float[Tensor, "t d"], layout: Layout) -> Float[Tensor, "b
     return values.new_zeros(layout.batch * cells, dim).index_copy(0, rows, values).view(layout.batch, cells, dim)
 
 
-def dense_map(values: Float[Tensor, "t d"], layout: Layout) -> Float[Tensor, "b d r c"]:
+def dense_map(values: Float[Tensor, "t d"], layout: Cover) -> Float[Tensor, "b d r c"]:
     """Every fine cell gets its owner's value (nearest, as APT); cells without a token get zero.
 
     The map has the canvas's own cells, not those that padding to whole coarse patches added.
@@ -170,13 +177,13 @@ def detail_map(values: Float[Tensor, "t q q d"], layout: Layout) -> Float[Tensor
     return dense.permute(0, 3, 1, 2)
 
 
-def area_mean(values: Float[Tensor, "t d"], layout: Layout) -> Float[Tensor, "b d"]:
+def area_mean(values: Float[Tensor, "t d"], layout: Cover) -> Float[Tensor, "b d"]:
     """Mean over an image's tokens weighted by the cells they cover: the mean of its dense map."""
     weight = (layout.area / layout.valid_cells[layout.image]).to(values.dtype)
     return values.new_zeros(layout.batch, values.shape[1]).index_add(0, layout.image, values * weight[:, None])
 
 
-def token_mean(values: Float[Tensor, "t d"], layout: Layout) -> Float[Tensor, "b d"]:
+def token_mean(values: Float[Tensor, "t d"], layout: Cover) -> Float[Tensor, "b d"]:
     """Mean over an image's tokens, each counting once whatever it covers."""
     weight = (1 / layout.counts)[layout.image].to(values.dtype)
     return values.new_zeros(layout.batch, values.shape[1]).index_add(0, layout.image, values * weight[:, None])

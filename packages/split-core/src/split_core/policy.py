@@ -101,6 +101,7 @@ class SplitPolicy(nn.Module):
         analysis: it sees labels, so it is a bound to compare with and no rival.
         ranks: its logits order the parents; without that a budget cannot be spent best first, and every rule is
             `threshold`.
+        exact: an exact count per image is what it is: no threshold is ever calibrated for it.
         stochastic: it draws at random, so its numbers are means over draws.
 
     Attributes (not in the paper; 0 and False are the paper's pipeline):
@@ -115,6 +116,7 @@ class SplitPolicy(nn.Module):
     default_rule: ClassVar[str] = "image"
     analysis: ClassVar[bool] = False
     ranks: ClassVar[bool] = True
+    exact: ClassVar[bool] = False
     stochastic: ClassVar[bool] = False
     depth: int = 0
     carries: bool = False

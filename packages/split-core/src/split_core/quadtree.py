@@ -57,7 +57,7 @@ def build_layout(splits: Splits, valid: Bool[Tensor, "b r c"] | None = None) -> 
         owner = owner.masked_fill(~valid, -1)
         valid_cells = valid.flatten(1).sum(1)
     token_scale = scale.flatten()[first]
-    return Layout(image, token_scale, row, col, cu_seqlens, lengths, owner, valid_cells, grid, full)
+    return Layout(image, cu_seqlens, lengths, owner, valid_cells, grid, full, scale=token_scale, row=row, col=col)
 
 
 def leaf_scale(splits: Splits) -> Int[Tensor, "b r c"]:

@@ -27,7 +27,7 @@ ALIASES = {"image": "draw.image"}
 CONFIG_FILE = "config.yaml"
 STATE = ("models", "checkpoints")
 """Folders of a run_dir that hold what was learned."""
-FREE = frozenset({"do", "run_dir", "device", "threads", "workers", "log_every", "patience_s"})
+FREE = frozenset({"do", "compare", "run_dir", "device", "threads", "workers", "log_every", "patience_s"})
 """Settings that a command on an existing run may change: they say where and how it runs, not what comes out."""
 
 

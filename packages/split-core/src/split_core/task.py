@@ -21,6 +21,7 @@ from split_core.types import Grid
 if TYPE_CHECKING:
     from split_core.features import Features
     from split_core.model import SplitViT
+    from split_core.reducer import Reducer
 
 Target = Mapping[str, Any]
 """Labels of a batch: "label" (b,), "mask" (b, H, W) ...; tensors lead with b, ragged ones are lists of b."""
@@ -127,7 +128,7 @@ class Task(nn.Module):
     model_head: ClassVar[bool] = True
     taps: tuple[int, ...] = ()
 
-    def output(self, model: SplitViT, features: Features) -> Any:
+    def output(self, model: SplitViT | Reducer, features: Features) -> Any:
         """The task's output for a batch, from the backbone's features."""
         raise NotImplementedError(f"{type(self).__name__} does not define output(model, features)")
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -132,28 +133,23 @@ class Splits:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Which token is where: the one owner of that knowledge (Sec. 3.1-3.3).
+class Cover:
+    """Which token stands for which fine cells, however that came about.
 
-    The tokens of an image partition its valid fine cells. They stand in raster order of their top-left
-    fine cell, image after image. Prefix tokens are not in a layout; `Packed` adds them.
+    Splitting makes a `Layout`, which knows more; merging and dropping between layers make `Reduced` covers
+    (`split_core.reducer`). Heads, dense maps, means and counts read no more than this.
 
     Args:
         image: (t,) image of each token.
-        scale: (t,) its scale s; it covers 2^s x 2^s fine cells.
-        row, col: (t,) its top-left fine cell.
         cu_seqlens: (b + 1,) int32, where each image's tokens start.
         lengths: the tokens of each image as Python integers (the forward's only device read).
-        owner: (b, r, c) fine cell -> token, -1 in padding.
+        owner: (b, r, c) fine cell -> token; -1 in padding, and where a token was dropped.
         valid_cells: (b,) N, the fine cells that hold picture.
         grid: the sizes.
-        full: every cell of the padded grid holds picture, so no owner is -1.
+        full: no owner is -1.
     """
 
     image: Int[Tensor, " t"]
-    scale: Int[Tensor, " t"]
-    row: Int[Tensor, " t"]
-    col: Int[Tensor, " t"]
     cu_seqlens: Int[Tensor, " b1"]
     lengths: tuple[int, ...]
     owner: Int[Tensor, "b r c"]
@@ -171,6 +167,11 @@ class Layout:
         return sum(self.lengths)
 
     @property
+    def all_fine(self) -> bool:
+        """Whether every image is the dense model's: each cell of the grid a token of its own."""
+        return self.full and set(self.lengths) <= {self.grid.size(0)}
+
+    @property
     def counts(self) -> Int[Tensor, " b"]:
         """n_i, the patch tokens of each image."""
         return self.cu_seqlens.diff().long()
@@ -179,6 +180,41 @@ class Layout:
     def token_fraction(self) -> Float[Tensor, " b"]:
         """P(x, M) = n / N over patch tokens and valid cells; prefix tokens do not count."""
         return self.counts / self.valid_cells
+
+    def per_layer(self, depth: int) -> list[tuple[Any, Any]]:
+        """Patch tokens that attention and MLP of each of `depth` blocks read, image by image: here the same in all."""
+        counts = self.counts.cpu().numpy()
+        return [(counts, counts)] * depth
+
+    @cached_property
+    def area(self) -> Int[Tensor, " t"]:
+        """Valid fine cells that each token covers; they sum to N over an image of which nothing was dropped."""
+        owned = self.owner.flatten()
+        sizes = torch.zeros(self.total + 1, dtype=torch.long, device=owned.device)
+        return sizes.scatter_add_(0, owned + 1, torch.ones_like(owned))[1:]
+
+    def fine(self) -> Bool[Tensor, "b r c"]:
+        """Fine cells that have a token of their own."""
+        if self.total == 0:
+            return self.owner >= 0
+        return (self.area[self.owner.clamp_min(0)] == 1) & (self.owner >= 0)
+
+
+@dataclass(frozen=True)
+class Layout(Cover):
+    """Which token is where: the one owner of that knowledge (Sec. 3.1-3.3).
+
+    The tokens of an image partition its valid fine cells. They stand in raster order of their top-left
+    fine cell, image after image. Prefix tokens are not in a layout; `Packed` adds them.
+
+    Args (besides those of `Cover`):
+        scale: (t,) scale s of each token; it covers 2^s x 2^s fine cells.
+        row, col: (t,) its top-left fine cell.
+    """
+
+    scale: Int[Tensor, " t"]
+    row: Int[Tensor, " t"]
+    col: Int[Tensor, " t"]
 
     @cached_property
     def cell(self) -> Int[Tensor, " t"]:
@@ -192,13 +228,6 @@ class Layout:
         """The coarsest cell over each token, in raster order of the coarse grid."""
         stages = self.grid.stages
         return (self.row >> stages) * self.grid.shape(stages)[1] + (self.col >> stages)
-
-    @cached_property
-    def area(self) -> Int[Tensor, " t"]:
-        """Valid fine cells that each token covers; they sum to N over an image."""
-        owned = self.owner.flatten()
-        sizes = torch.zeros(self.total + 1, dtype=torch.long, device=owned.device)
-        return sizes.scatter_add_(0, owned + 1, torch.ones_like(owned))[1:]
 
     def fine(self) -> Bool[Tensor, "b r c"]:
         """Fine cells that got a token of their own."""

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from split_core.errors import SplitError
 from split_core.task import Target, Task, TaskContext
-from split_core.types import Grid, Layout
+from split_core.types import Cover, Grid
 from split_tasks.configs import ClassifyConfig
 from split_tasks.objects import object_cells, object_tokens
 
 if TYPE_CHECKING:
     from split_core.features import Features
     from split_core.model import SplitViT
+    from split_core.reducer import Reducer
 
 
 class Classify(Task):
@@ -38,7 +39,7 @@ class Classify(Task):
         # One class more than the images have: what lies under no object.
         self.token_head = nn.Linear(context.dim, self.classes + 1) if config.token_loss > 0 else None
 
-    def output(self, model: SplitViT, features: Features) -> Float[Tensor, "b k"]:
+    def output(self, model: SplitViT | Reducer, features: Features) -> Float[Tensor, "b k"]:
         """Logits of the classes."""
         return model.forward_head(features)
 
@@ -82,7 +83,7 @@ class Classify(Task):
         labels: Tensor = target["label"]
         return labels
 
-    def _token_labels(self, target: Target, layout: Layout) -> Int[Tensor, " t"]:
+    def _token_labels(self, target: Target, layout: Cover) -> Int[Tensor, " t"]:
         """The image's class for tokens on its object, the class after the last for the others."""
         mask: Tensor = target["mask"]
         rows, cols = layout.grid.cells

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Integer
 from torch import Tensor
 
 from split_core.errors import SplitError
-from split_core.types import Grid, Layout
+from split_core.types import Cover, Grid
 
 IGNORE = 255
 """Label of pixels that do not count."""
@@ -69,7 +69,7 @@ def boundary_cells(label: Integer[Tensor, "b r c"]) -> Bool[Tensor, "b r c"]:
     return result
 
 
-def object_tokens(cells: Bool[Tensor, "b r c"], layout: Layout) -> Bool[Tensor, " t"]:
+def object_tokens(cells: Bool[Tensor, "b r c"], layout: Cover) -> Bool[Tensor, " t"]:
     """Tokens of which at least half of the fine cells are on an object."""
     owner = layout.owner.flatten()
     on = torch.zeros(layout.total + 1, dtype=torch.long, device=owner.device)

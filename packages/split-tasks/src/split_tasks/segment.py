@@ -27,6 +27,7 @@ from split_tasks.windows import Windows, merged, resized, sums
 
 if TYPE_CHECKING:
     from split_core.model import SplitViT
+    from split_core.reducer import Reducer
 
 CHUNK = 1 << 27
 """Logits that are held at the labels' size at a time: half a GiB."""
@@ -96,7 +97,7 @@ class Segment(Task):
             path = config.weights.expanduser()
             load_strict(self.head, read_weights(path), source=str(path), head=None)
 
-    def output(self, model: SplitViT, features: Features) -> Prediction:
+    def output(self, model: SplitViT | Reducer, features: Features) -> Prediction:
         """Logits over the canvas of every row."""
         result = self.head(features)
         logits, auxiliary = result if isinstance(result, tuple) else (result, None)

@@ -1,28 +1,21 @@
-"""A reducer wraps the timm model and drops or merges tokens between its blocks."""
+"""A reducer wraps the timm model and drops or merges tokens in front of its blocks or inside them."""
 
 from __future__ import annotations
 
-import torch
-from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor, nn
-
+from split_core.flops import Layers
+from split_core.reduced import Tokens
+from split_core.reducer import Reducer
 from split_example.configs import EveryOtherConfig
 
 
-class EveryOther(nn.Module):
-    """Drops every other patch token before block `at`."""
+class EveryOther(Reducer):
+    """Drops every other patch token before block `at`; the one before it stands for its cells from there on."""
 
-    def __init__(self, config: EveryOtherConfig, model: VisionTransformer) -> None:
-        super().__init__()
-        self.at = config.at
-        self.model = model
+    def plan(self, config: EveryOtherConfig, patches: int) -> Layers:
+        half = -(-patches // 2)
+        return [(patches, patches) if index < config.at else (half, half) for index in range(len(self.vit.blocks))]
 
-    def forward(self, images: Tensor) -> Tensor:
-        model = self.model
-        x = model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(images))))
-        for index, block in enumerate(model.blocks):
-            if index == self.at:
-                prefix, patches = x.tensor_split([model.num_prefix_tokens], dim=1)
-                x = torch.cat([prefix, patches[:, ::2]], 1)
-            x = block(x)
-        return model.forward_head(model.norm(x))
+    def before(self, index: int, tokens: Tokens) -> Tokens:
+        if index != self.config.at:
+            return tokens
+        return tokens.with_patches(tokens.patches[:, ::2], tokens.owner // 2, None)

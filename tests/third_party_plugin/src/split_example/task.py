@@ -14,6 +14,7 @@ from split_example.configs import QuadrantConfig
 if TYPE_CHECKING:
     from split_core.features import Features
     from split_core.model import SplitViT
+    from split_core.reducer import Reducer
 
 
 class Quadrant(Task):
@@ -25,7 +26,7 @@ class Quadrant(Task):
         super().__init__()
         self.head = nn.Linear(context.dim, len(context.classes))
 
-    def output(self, model: SplitViT, features: Features) -> Tensor:
+    def output(self, model: SplitViT | Reducer, features: Features) -> Tensor:
         return self.head(area_mean(features.patches, features.layout))
 
     def error(self, output: Tensor, target: Target) -> Tensor:

@@ -31,14 +31,16 @@ def run_block(block: Any, x: Float[Tensor, "T d"], stream: Stream) -> Tensor:
     """Pre-norm block: x + attention(norm x), then x + MLP(norm x), with LayerScale and per-image DropPath."""
     attended = run_attention(block.attn, block.norm1(x), stream)
     x = x + drop_path(block.drop_path1, block.ls1(attended), stream.segments)
-    return x + drop_path(block.drop_path2, block.ls2(block.mlp(block.norm2(x))), stream.segments)
+    x, segments = (x, stream.segments) if stream.between is None else stream.between(x)
+    return x + drop_path(block.drop_path2, block.ls2(block.mlp(block.norm2(x))), segments)
 
 
 def run_eva_block(block: Any, x: Float[Tensor, "T d"], stream: Stream) -> Tensor:
     """EVA's pre-norm block: as `run_block`, its LayerScale a bare parameter."""
     attended = run_attention(block.attn, block.norm1(x), stream)
     x = x + drop_path(block.drop_path1, _scaled(attended, block.gamma_1), stream.segments)
-    return x + drop_path(block.drop_path2, _scaled(block.mlp(block.norm2(x)), block.gamma_2), stream.segments)
+    x, segments = (x, stream.segments) if stream.between is None else stream.between(x)
+    return x + drop_path(block.drop_path2, _scaled(block.mlp(block.norm2(x)), block.gamma_2), segments)
 
 
 def run_post_norm_block(block: Any, x: Float[Tensor, "T d"], stream: Stream) -> Tensor:
@@ -85,3 +87,5 @@ BLOCKS: dict[type[nn.Module], Executor] = {
     EvaBlockPostNorm: run_post_norm_block, ParallelScalingBlock: run_parallel_block,
     ParallelThingsBlock: run_things_block,
 }  # fmt: skip
+BETWEEN: tuple[type[nn.Module], ...] = (Block, EvaBlock)
+"""Blocks whose executors call `Stream.between`."""

@@ -24,11 +24,14 @@ class Stream:
         attention: mixes the tokens of a segment.
         rope: sines, then cosines, of every token's angles (e the width of a head), alike for all heads or for each;
             0 and 1 for tokens that are not turned. None for blocks without rotary positions.
+        between: called with the tokens between attention and MLP; what it returns goes on (reducers merge and drop
+            tokens there). Executors of blocks that have no such place never call it, and the caller must notice.
     """
 
     segments: Segments
     attention: AttentionBackend
     rope: Float[Tensor, "T *h e"] | None = None
+    between: Callable[[Tensor], tuple[Tensor, Segments]] | None = None
 
 
 Streams = Callable[[int], Stream]

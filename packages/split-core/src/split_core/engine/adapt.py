@@ -12,13 +12,15 @@ from torch import Tensor, nn
 from split_core.config import RunConfig
 from split_core.decision import Decision
 from split_core.draws import uniform
+from split_core.engine.assemble import chooser, scorers
 from split_core.engine.checkpoint import load_weights
 from split_core.engine.loader import step_seed, to_device, training_batches
 from split_core.engine.masks import Masks, PolicyMasks, WarmStartMasks
 from split_core.engine.methods import WARM
 from split_core.engine.session import Learner, Session
-from split_core.model import SplitViT
+from split_core.features import Features
 from split_core.quadtree import build_layout
+from split_core.reducer import Reducer
 from split_core.task import Task
 from split_core.types import Splits
 
@@ -33,7 +35,10 @@ def adapt(session: Session, source: str) -> None:
     if session.finished(path):
         return
     learner = session.learner(own_settings(config, source.removesuffix(WARM)))
-    masks: Masks = WarmStartMasks(session, learner) if source.endswith(WARM) else PolicyMasks(session, learner)
+    if isinstance(learner.model, Reducer):
+        masks: Masks | Strengths = Strengths(session, learner)
+    else:
+        masks = (WarmStartMasks if source.endswith(WARM) else PolicyMasks)(session, learner)
     steps = config.adapt.images // config.adapt.batch_size
     if steps:
         _train(session, learner, masks, phase=f"adapt_{source}", steps=steps)
@@ -41,8 +46,8 @@ def adapt(session: Session, source: str) -> None:
 
 
 def own_settings(config: RunConfig, policy: str) -> dict[str, Any]:
-    """Settings of a policy: the run's where it is the run's own, its defaults otherwise."""
-    return config.policy if config.policy["name"] == policy else {"name": policy}
+    """Settings of a method: the run's where it sets them (`policy`, `reducers`), its defaults otherwise."""
+    return config.policy if config.policy["name"] == policy else {"name": policy, **config.reducers.get(policy, {})}
 
 
 def load_learner(session: Session, weights: str, policy: str, *, rule: Any = None) -> Learner:
@@ -50,27 +55,38 @@ def load_learner(session: Session, weights: str, policy: str, *, rule: Any = Non
     path = session.run_dir / "models" / f"{weights}.safetensors"
     saved = session.learner(own_settings(session.config, weights.removesuffix(WARM)), rule=rule)
     saved.facts = load_weights(path, saved.modules())
-    if (
-        "offset" in saved.facts and saved.model.policy.learned
-    ):  # its logits only order parents; the budget is spent here
-        decision = saved.model.decision
-        saved.model.decision = Decision(decision.rule, decision.budget, saved.facts["offset"])
+    if "offset" in saved.facts and chooser(saved.model).learned:
+        # its logits only order parents; the budget is spent here
+        decision = saved.split.decision
+        saved.split.decision = Decision(decision.rule, decision.budget, saved.facts["offset"])
     if policy != weights.removesuffix(WARM):
         other = session.learner(own_settings(session.config, policy), rule=rule)
-        saved.model.policy, saved.model.decision = other.model.policy, other.model.decision
+        saved.split.policy, saved.split.decision = other.split.policy, other.split.decision
     return saved.eval()
 
 
 class AdaptStep(nn.Module):
     """One forward of this phase as a module, so that data-parallel wrappers see every parameter used."""
 
-    def __init__(self, model: SplitViT, task: Task, dense_fraction: float) -> None:
+    def __init__(self, model: Any, task: Task, dense_fraction: float) -> None:
         super().__init__()
         self.model, self.task, self.dense_fraction = model, task, dense_fraction
 
     def forward(
-        self, images: Tensor, target: Mapping[str, Any], masks: Masks, generator: torch.Generator
+        self, images: Tensor, target: Mapping[str, Any], masks: Any, generator: torch.Generator
     ) -> dict[str, Tensor]:
+        features, fraction, further = self.read(images, masks, generator)
+        output = self.task.output(self.model, features)
+        loss = self.task.loss(output, target, features)
+        result = {"loss": loss, "error": self.task.error(output, target).mean().detach(), "token_fraction": fraction}
+        for name, value in further.items():
+            result |= {"loss": result["loss"] + value, name: value.detach()}
+        return result
+
+    def read(
+        self, images: Tensor, masks: Any, generator: torch.Generator
+    ) -> tuple[Features, Tensor, dict[str, Tensor]]:
+        """Features of a batch, the token fraction spent on it, and losses beside the task's."""
         pyramid = self.model.pyramid(images)
         splits = masks(pyramid.detach(), images, generator)
         layout = build_layout(splits, pyramid.valid)
@@ -78,17 +94,12 @@ class AdaptStep(nn.Module):
         if self.dense_fraction:
             layout = build_layout(self._some_dense(splits, generator), pyramid.valid)
         features = self.model.encode(pyramid, layout)
-        output = self.task.output(self.model, features)
-        loss = self.task.loss(output, target, features)
-        result = {"loss": loss, "error": self.task.error(output, target).mean().detach(), "token_fraction": fraction}
         imitation = (
             masks.policy_loss(self.model.logits(pyramid.detach(), images), splits, pyramid.valid)
             if self.model.policy.learned
             else None
         )
-        if imitation is not None:
-            result |= {"loss": loss + imitation, "imitation": imitation.detach()}
-        return result
+        return features, fraction, {} if imitation is None else {"imitation": imitation}
 
     def _some_dense(self, splits: Splits, generator: torch.Generator) -> Splits:
         """Let a share of the images keep every fine token, so that the dense accuracy is not forgotten."""
@@ -96,9 +107,47 @@ class AdaptStep(nn.Module):
         return Splits(tuple(mask | rows[:, None, None] for mask in splits.masks), splits.grid)
 
 
-def _train(session: Session, learner: Learner, masks: Masks, *, phase: str, steps: int) -> None:
+class ReducedStep(AdaptStep):
+    """The same for a reducer, which decides by itself."""
+
+    def read(
+        self, images: Tensor, masks: Any, generator: torch.Generator
+    ) -> tuple[Features, Tensor, dict[str, Tensor]]:
+        masks.draw(generator)
+        features = self.model.forward_features(images, generator=generator)
+        return features, features.layout.token_fraction.mean(), dict(features.losses)
+
+
+class Strengths:
+    """What a reducer has in place of `Masks`: it meets the budget, or one drawn for each step, at equal FLOPs."""
+
+    def __init__(self, session: Session, learner: Learner) -> None:
+        assert isinstance(learner.model, Reducer)
+        self.range, self.model = session.config.adapt.budget_range, learner.model
+        self.model.spend(session.config.budget)
+
+    def draw(self, generator: torch.Generator) -> None:
+        """Set the strength of this step."""
+        if self.range is not None:
+            low, high = self.range
+            self.model.spend(low + (high - low) * float(torch.rand((), generator=generator)))
+
+    def after(self, fraction: float) -> dict[str, float]:
+        """Nothing follows the token fraction."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing to keep: the strength follows from the settings."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+
+
+def _train(session: Session, learner: Learner, masks: Masks | Strengths, *, phase: str, steps: int) -> None:
     config = session.config
-    step_module = AdaptStep(learner.model, learner.task, config.adapt.dense_fraction)
+    step_of = ReducedStep if isinstance(learner.model, Reducer) else AdaptStep
+    step_module = step_of(learner.model, learner.task, config.adapt.dense_fraction)
     optimizer = torch.optim.AdamW(parameter_groups(learner, config))
     peaks = [group["lr"] for group in optimizer.param_groups]
     saver = session.saver(phase)
@@ -148,9 +197,10 @@ def _train(session: Session, learner: Learner, masks: Masks, *, phase: str, step
 
 
 def parameter_groups(learner: Learner, config: RunConfig) -> list[dict[str, Any]]:
-    """Backbone, new layers (head, pyramid, task) and policy, each with its own learning rate; frozen names left out."""
+    """Backbone, new layers (head, pyramid, task) and what decides about tokens: each at its own rate, none frozen."""
     head = {f"model.vit.{name}" for name in ("head", "fc_norm", "head_dist")}
     idle = ("vit.norm.",) if learner.model.taps else ()  # heads on taps read what stands before the final norm
+    deciding = scorers(learner.model)
     groups: dict[str, list[Tensor]] = {"backbone": [], "head": [], "policy": []}
     named = [(f"{part}.{key}", p) for part, module in learner.modules().items() for key, p in module.named_parameters()]
     for name, parameter in named:
@@ -158,7 +208,7 @@ def parameter_groups(learner: Learner, config: RunConfig) -> list[dict[str, Any]
         parameter.requires_grad_(not frozen)
         if frozen:
             continue
-        if name.startswith("model.policy."):
+        if name.startswith(deciding):
             groups["policy"].append(parameter)
         elif name.startswith("model.vit.") and not any(name.startswith(f"{h}.") for h in head):
             groups["backbone"].append(parameter)

@@ -4,7 +4,7 @@ Each policy is timed at each token fraction twice. `equal`: every image gets exa
 parents first, so that lengths are equal and attention is an ordinary batch. `ragged`: a threshold that spends the
 share on average over the images timed, so that lengths differ as they do in deployment. Images are real ones, because
 on noise every content-adaptive rule splits everything; the weights do not matter to speed, so a run's trained ones
-are used where there are some and random ones otherwise.
+are used where there are some and random ones otherwise. Reducers keep equally many tokens of every image: one row.
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ from split_core.config import RunConfig
 from split_core.decision import Decision
 from split_core.engine import plots, tables
 from split_core.engine.adapt import load_learner, own_settings
-from split_core.engine.flops import ideal_speedup
-from split_core.engine.methods import WARM, is_learned, method, policy_class
+from split_core.engine.assemble import chooser, is_reducer, operate
+from split_core.engine.methods import WARM, is_learned, method, named, policy_class
 from split_core.engine.reference import dense_reference
 from split_core.engine.results import write_json
 from split_core.engine.session import Learner, Session, provenance
 from split_core.engine.timing import Run, Timing, interleave, stages
 from split_core.errors import SplitError
+from split_core.flops import ideal_speedup, layer_flops
+from split_core.model import SplitViT
+from split_core.reduced import Reduced
+from split_core.reducer import Reducer
 
 Images = Float[Tensor, "b ch H W"]
 REFERENCE = "timm"
@@ -46,14 +50,14 @@ class Variant:
     Args:
         method: its name.
         learner: its model.
-        decision: how it decides here.
+        point: how much it spends here: a `Decision`, or a reducer's settings.
         lengths: "equal", "ragged", or "fixed" for policies that ignore the budget.
-        budget: token fraction aimed at; None when fixed.
+        budget: token fraction aimed at, of a reducer that of equal FLOPs; None when fixed.
     """
 
     method: str
     learner: Learner
-    decision: Decision
+    point: Any
     lengths: str
     budget: float | None
 
@@ -62,7 +66,7 @@ class Variant:
         return self.method if self.budget is None else f"{self.method} {self.budget:g} {self.lengths}"
 
     def __call__(self, images: Images) -> Any:
-        self.learner.model.decision = self.decision
+        operate(self.learner.model, self.point)
         return self.learner(images)
 
 
@@ -93,14 +97,15 @@ def run(session: Session) -> dict[str, Any]:
     """All rows, and what they have in common."""
     config = session.config
     threads = torch.get_num_threads()
-    learners = dict(_learners(session))
+    left_out: list[str] = []
+    learners = dict(_learners(session, left_out))
     common = conditions(session, learners)
-    rows = [row for size in config.bench.batch_sizes for row in _rows(session, learners, size)]
+    rows = [row for size in config.bench.batch_sizes for row in _rows(session, learners, size, left_out)]
     if torch.get_num_threads() != threads:
         raise SplitError(f"the number of threads changed while timing, from {threads} to {torch.get_num_threads()}")
     if session.device.type == "cpu":  # the allocator's high-water mark is the process's; GPUs keep one per row
         common["peak_memory_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return common | {"rows": rows}
+    return common | {"rows": rows, "left_out": left_out}
 
 
 def conditions(session: Session, learners: Mapping[str, Learner]) -> dict[str, Any]:
@@ -122,11 +127,11 @@ def conditions(session: Session, learners: Mapping[str, Learner]) -> dict[str, A
     }  # fmt: skip
 
 
-def _learners(session: Session) -> Iterator[tuple[str, Learner]]:
+def _learners(session: Session, left_out: list[str]) -> Iterator[tuple[str, Learner]]:
     """Methods to time by name, the run's own last: trained if the run has weights, else as they start."""
     own = session.config.policy["name"]
     learned = own if is_learned(own) else None
-    for name in dict.fromkeys([*session.config.bench.methods, own]):
+    for name in [*named(session.config.bench.methods, own), own]:
         chosen = method(name, learned)
         if policy_class(chosen.policy).analysis:
             raise SplitError(f"bench.methods: {name} reads labels, so its speed says nothing; leave it out")
@@ -135,11 +140,18 @@ def _learners(session: Session) -> Iterator[tuple[str, Learner]]:
         elif name.endswith(WARM):
             raise SplitError(f"bench.methods: {name} has no weights in {session.run_dir}; {own} has the same speed")
         else:
-            yield name, session.learner(own_settings(session.config, chosen.policy)).eval()
+            try:
+                yield name, session.learner(own_settings(session.config, chosen.policy)).eval()
+            except SplitError as error:
+                if not is_reducer(name):
+                    raise
+                note(left_out, name, error)
 
 
-def _variants(session: Session, learners: Mapping[str, Learner], batches: Sequence[Images]) -> Iterator[Variant]:
-    """All rows of one batch size, in order."""
+def _variants(
+    session: Session, learners: Mapping[str, Learner], batches: Sequence[Images], left_out: list[str]
+) -> Iterator[Variant]:
+    """All rows of one batch size, in order; what cannot be timed is added to `left_out`."""
     fixed = [name for name in learners if name in FIXED]
     for name in fixed:
         yield Variant(name, learners[name], Decision("threshold"), "fixed", None)
@@ -147,12 +159,28 @@ def _variants(session: Session, learners: Mapping[str, Learner], batches: Sequen
         for name, learner in learners.items():
             if name in fixed:
                 continue
+            model = learner.model
+            if isinstance(model, Reducer):
+                try:
+                    yield Variant(name, learner, model.settings_for(budget), "equal", budget)
+                except SplitError as error:
+                    note(left_out, name, error)
+                continue
             yield Variant(name, learner, Decision("image", budget), "equal", budget)
-            if budget < 1:  # at 1 both are all fine
-                yield Variant(name, learner, calibrate(learner.model, batches, budget), "ragged", budget)
+            if budget < 1 and not chooser(model).exact:  # at 1 both are all fine
+                yield Variant(name, learner, calibrate(model, batches, budget), "ragged", budget)
 
 
-def _rows(session: Session, learners: Mapping[str, Learner], size: int) -> Iterator[dict[str, Any]]:
+def note(left_out: list[str], name: str, error: SplitError) -> None:
+    """Remember, once, what is left out of a comparison and why."""
+    line = f"{name} is left out: {error}"
+    if line not in left_out:
+        left_out.append(line)
+
+
+def _rows(
+    session: Session, learners: Mapping[str, Learner], size: int, left_out: list[str]
+) -> Iterator[dict[str, Any]]:
     """Everything at one batch size, in one interleaved run."""
     bench = session.config.bench
     batches = list(session.images(session.config.eval.split, size, size * bench.repeats))
@@ -161,7 +189,7 @@ def _rows(session: Session, learners: Mapping[str, Learner], size: int) -> Itera
         raise SplitError(
             f"bench.batch_sizes: the data's {session.config.eval.split} split has fewer than {size} images"
         )
-    variants = list(_variants(session, learners, batches))
+    variants = list(_variants(session, learners, batches, left_out))
     first = next(iter(learners.values()))
     dense = first.model.vit
     rounds = range(-bench.warmup, bench.repeats)
@@ -179,45 +207,45 @@ def _rows(session: Session, learners: Mapping[str, Learner], size: int) -> Itera
         )
     cells = _cells(dense)
     common = {"rho": None, "seed": session.config.seed, "batch_size": size}
-    yield {"method": REFERENCE, **common, "lengths": "fixed", **_row(reference, 1.0, dense, [cells])}
+    described = {"token_fraction": 1.0, "tokens_per_image": cells, "tokens_range": [cells, cells], "ideal_speedup": 1.0}
+    yield {"method": REFERENCE, **common, "lengths": "fixed", **_row(reference, described)}
     for variant in variants:
         with session.accelerator.autocast():
             described = _describe(variant, batches, bench.repeats)
-        tokens = described.pop("counts")
-        row = _row(timings[variant.name], sum(tokens) / len(tokens) / cells, dense, tokens)
-        yield {
-            "method": variant.method,
-            **common,
-            "rho": variant.budget,
-            "lengths": variant.lengths,
-            **row,
-            **described,
-        }
+        place = {**common, "rho": variant.budget, "lengths": variant.lengths}
+        yield {"method": variant.method, **place, **_row(timings[variant.name], described)}
 
 
-def _row(timing: Timing, fraction: float, dense: Any, tokens: list[int]) -> dict[str, Any]:
-    ideal = ideal_speedup(dense, _cells(dense), tokens)
+def _row(timing: Timing, described: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "token_fraction": fraction, "tokens_per_image": sum(tokens) / len(tokens),
-        "tokens_range": [min(tokens), max(tokens)],
+        **described,
         "images_per_s": timing.images_per_s, "images_per_s_spread": timing.images_per_s_spread,
-        "speedup": timing.speedup, "speedup_spread": timing.speedup_spread, "ideal_speedup": ideal,
-        "share_of_ideal": timing.speedup / ideal,
+        "speedup": timing.speedup, "speedup_spread": timing.speedup_spread,
+        "share_of_ideal": timing.speedup / described["ideal_speedup"],
     }  # fmt: skip
 
 
 def _describe(variant: Variant, batches: Sequence[Images], repeats: int) -> dict[str, Any]:
-    """Tokens of every image timed, seconds of the stages on the first batch, and on a GPU the most memory taken."""
+    """Tokens and FLOPs of every image timed, seconds of the stages on the first batch, and on a GPU the most memory."""
     model, device = variant.learner.model, batches[0].device
     counts: list[int] = []
+    fractions, flops = [], []
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     for images in batches:
         variant(images)
         assert model.layout is not None
         counts += list(model.layout.lengths)
-    taken = stages(variant.learner, batches[0], repeats=repeats, warmup=1)
-    result: dict[str, Any] = {"counts": counts, "stages_s": taken}
+        fractions += model.layout.token_fraction.tolist()
+        flops += layer_flops(model.vit, model.layout.per_layer(len(model.vit.blocks))).tolist()
+    result: dict[str, Any] = {
+        "token_fraction": sum(fractions) / len(fractions), "tokens_per_image": sum(counts) / len(counts),
+        "tokens_range": [min(counts), max(counts)], "ideal_speedup": ideal_speedup(model.vit, _cells(model.vit), flops),
+    }  # fmt: skip
+    if isinstance(model.layout, Reduced):
+        result["tokens_per_layer"] = [list(pair) for pair in model.layout.layers]
+    if isinstance(model, SplitViT):
+        result["stages_s"] = stages(variant.learner, batches[0], repeats=repeats, warmup=1)
     if device.type == "cuda":
         result["peak_memory_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
     return result

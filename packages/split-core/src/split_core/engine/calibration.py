@@ -21,7 +21,7 @@ CALIBRATION_IMAGES = 1000
 @torch.no_grad()
 def calibrated(session: Session, learner: Learner, split: str, *, start: int = 0) -> Decision:
     """The threshold that spends the budget on images of `split` from number `start` on."""
-    model, config = learner.model, session.config
+    model, config = learner.split, session.config
     generator = torch.Generator().manual_seed(config.seed)
     sample = []
     images = range(start, start + CALIBRATION_IMAGES)

@@ -118,11 +118,13 @@ def save_weights(path: Path, modules: Mapping[str, nn.Module], facts: Mapping[st
     write_whole(path, save(tensors, metadata={"facts": json.dumps(dict(facts), sort_keys=True)}))
 
 
-def load_weights(path: Path, modules: Mapping[str, nn.Module], *, without: str | None = None) -> dict[str, Any]:
+def load_weights(
+    path: Path, modules: Mapping[str, nn.Module], *, without: str | tuple[str, ...] | None = None
+) -> dict[str, Any]:
     """Inverse of `save_weights`; returns the facts.
 
     Args:
-        without: beginning of keys to leave out on both sides (a policy that is not wanted, say).
+        without: beginning (or beginnings) of keys to leave out on both sides (a policy that is not wanted, say).
 
     Raises:
         SplitError: the file is damaged, or its keys or shapes are not those of the modules; names all of them.

@@ -1,4 +1,4 @@
-"""Methods as they are compared, and as they are timed and drawn: weights, policy, decision rule."""
+"""Methods as they are compared, and as they are timed and drawn: weights, and how much each spends."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from split_core.engine.calibration import calibrated
 from split_core.engine.methods import Method
 from split_core.engine.session import Learner, Session
 from split_core.errors import SplitError
+from split_core.reducer import Reducer
 
 
 @torch.no_grad()
@@ -22,6 +23,8 @@ def deployed(session: Session, method: Method) -> Learner:
     if not path.is_file():
         raise SplitError(f"{path} is missing: train the run first (do=train run_dir={session.run_dir})")
     learner = load_learner(session, method.weights, method.policy, rule=session.config.decision)
+    if isinstance(learner.model, Reducer):
+        learner.model.spend(session.config.budget)
     if method.calibrated and session.config.decision in (None, "threshold"):
         config = session.config.eval
         on_test = config.calibrate == "test"

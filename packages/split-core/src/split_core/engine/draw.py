@@ -22,6 +22,7 @@ from torch import Tensor
 
 from split_core.config import RunConfig
 from split_core.engine.adapt import own_settings
+from split_core.engine.assemble import chooser
 from split_core.engine.calibration import objects_of
 from split_core.engine.deploy import deployed
 from split_core.engine.loader import evaluation_batches, to_device
@@ -29,6 +30,7 @@ from split_core.engine.methods import WARM, is_learned, plan, policy_class
 from split_core.engine.patchmap import draw, enlargement, to_rgb
 from split_core.engine.session import Learner, Session
 from split_core.errors import SplitError
+from split_core.model import SplitViT
 from split_core.pictures import read_rgb
 from split_core.wrapping import backbone_info
 
@@ -67,7 +69,7 @@ def main(config: RunConfig) -> None:
         path = folder / f"draw_{Path(config.draw.image).stem}.png"
         any_model = next(iter(learners.values())).model
         images = own_picture(config.draw.image, any_model.vit).to(session.device)
-        save(columns(session, {n: x for n, x in learners.items() if not x.model.policy.analysis}, images, None), path)
+        save(columns(session, {n: x for n, x in learners.items() if not chooser(x.model).analysis}, images, None), path)
     Console().print(str(path), soft_wrap=True, markup=False, highlight=False)
 
 
@@ -86,8 +88,9 @@ def columns(
     images: Float[Tensor, "b ch H W"],
     target: Mapping[str, Any] | None,
 ) -> list[Column]:
-    """The plain images and, where the task paints them, the truth; then each method's partition with its token fraction
-    and, for classes, its guess, or the task's picture of its output beside it."""
+    """The plain images and, where the task paints them, the truth; then each splitting method's partition with its
+    token fraction and, for classes, its guess, or the task's picture of its output beside it."""
+    learners = {name: learner for name, learner in learners.items() if isinstance(learner.model, SplitViT)}
     first = next(iter(learners.values())).model
     info = backbone_info(first.vit, stages=session.config.stages, budget=None)
     mean, std = info.mean[: images.shape[1]], info.std[: images.shape[1]]
@@ -101,7 +104,7 @@ def columns(
         result.append(Column("truth", painted, [""] * len(images)))
     trained = (session.run_dir / "models").is_dir()
     for name, learner in learners.items():
-        model = learner.model
+        model = learner.split
         generator = torch.Generator().manual_seed(session.config.seed)
         with session.accelerator.autocast():
             pyramid = model.pyramid(images)

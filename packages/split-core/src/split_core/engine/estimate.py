@@ -36,7 +36,7 @@ def estimate(session: Session) -> None:
     learner = load_learner(session, name + WARM, name, rule=config.decision)
     for module in learner.modules().values():
         module.requires_grad_(False)
-    learner.model.policy.requires_grad_(True)
+    learner.split.policy.requires_grad_(True)
     context = EstimatorContext(config.budget, steps, session.ranks.mean)
     estimator: Estimator = registry.build("estimator", config.estimator, context)
     if steps:
@@ -52,7 +52,7 @@ def estimate(session: Session) -> None:
 
 def _train(session: Session, learner, estimator: Estimator, settings: EstimatorConfig, steps: int) -> float:  # type: ignore[no-untyped-def]
     """Returns the seconds it took, those before a resumption included."""
-    config, model = session.config, learner.model
+    config, model = session.config, learner.split
     phase = f"estimate_{config.policy['name']}"
     optimizer = torch.optim.Adam(model.policy.parameters(), lr=settings.lr)
     saver = session.saver(phase)
@@ -120,7 +120,7 @@ def _learn(session, model, estimator: Estimator, lesson: Lesson, optimizer, grad
 
 def error_of(session: Session, learner: Learner, images: Tensor, target: Target) -> ErrorOf:
     """E(x, M) as the run's `error` defines it: the task's, or the distance to what the all-fine model says."""
-    model, task = learner.model, learner.task
+    model, task = learner.split, learner.task
 
     def of_task(features: Features) -> Tensor:
         return task.error(task.output(model, features), repeat_target(target, features.batch // images.shape[0]))

@@ -18,15 +18,16 @@ from numpy.typing import NDArray
 
 from split_core.config import RunConfig
 from split_core.engine import bench, report
+from split_core.engine.assemble import chooser, describe
 from split_core.engine.calibration import objects_of
 from split_core.engine.deploy import deployed
-from split_core.engine.flops import ideal_speedup
 from split_core.engine.loader import evaluation_batches, step_seed, to_device
 from split_core.engine.methods import WARM, Method, plan
 from split_core.engine.results import RESULTS, write_json
 from split_core.engine.session import Learner, Session, open_run, provenance
 from split_core.engine.timing import Timing
 from split_core.files import write_whole
+from split_core.flops import ideal_speedup, layer_flops
 from split_core.task import Metric
 
 Array = NDArray[Any]
@@ -34,13 +35,14 @@ Array = NDArray[Any]
 
 @dataclass
 class Tally:
-    """Numbers of one method, each (images,) but `tokens`, which has one for each packed sequence (an image, or a window
-    of one): means over the draws of a random policy."""
+    """Numbers of one method, each (images,) but `tokens` and `flops`, which have one for each packed sequence (an
+    image, or a window of one): means over the draws of a random policy."""
 
     score: Array
     error: Array
     fraction: Array
     tokens: Array
+    flops: Array
     object_hits: Array
     object_cells: Array
     boundary_hits: Array
@@ -106,7 +108,7 @@ def _joined(batches: list[dict[str, Array]]) -> Tally:
 
 def _metrics(session: Session, learner: Learner) -> list[Metric | None]:
     """One accumulator for each draw of a random policy: a data set is counted whole, never twice in one."""
-    draws = session.config.eval.random_draws if learner.model.policy.stochastic else 1
+    draws = session.config.eval.random_draws if chooser(learner.model).stochastic else 1
     return [learner.task.metric() for _ in range(draws)]
 
 
@@ -132,24 +134,25 @@ def _batch(
 
     sums: dict[str, torch.Tensor] = {}
     with session.accelerator.autocast():
-        pyramid = model.pyramid(images)
-        objects = objects_of(learner, target, pyramid.grid)
-        edges = task.boundaries(target, pyramid.grid, model.embed.patch_size)
+        grid = model.embed.grid(images.shape[-2:])
+        objects, edges = objects_of(learner, target, grid), task.boundaries(target, grid, model.embed.patch_size)
         for draw, metric in enumerate(metrics):
             generator = torch.Generator().manual_seed(step_seed(session.config.seed, f"eval/{draw}", index))
-            layout = model.decide(pyramid, images, objects=objects, generator=generator)
-            output = task.output(model, model.encode(pyramid, layout))
+            features = model.forward_features(images, objects=objects, generator=generator)
+            layout = features.layout
+            output = task.output(model, features)
             error, score = task.error(output, target), task.score(output, target)
             if metric is not None:
                 metric.update(output, target)
+            cells = layout.valid_cells.float()
             fine, nothing = layout.fine(), torch.zeros_like(layout.owner, dtype=torch.bool)
             on, edge = (nothing if cells is None else cells for cells in (objects, edges))
             numbers = {
                 "score": torch.full_like(error, float("nan")) if score is None else score,
                 "error": error,
-                "fraction": task.per_image(layout.counts.float(), target)
-                / task.per_image(layout.valid_cells.float(), target),
+                "fraction": task.per_image(layout.token_fraction * cells, target) / task.per_image(cells, target),
                 "tokens": layout.counts,
+                "flops": torch.from_numpy(layer_flops(model.vit, layout.per_layer(len(model.vit.blocks)))),
                 "object_hits": counted(fine & on),
                 "object_cells": counted(on),
                 "boundary_hits": counted(fine & edge),
@@ -169,7 +172,7 @@ def speed(session: Session, learners: Mapping[str, Learner]) -> dict[str, Timing
         )
     )
     batch = to_device(batch, session.device)
-    timed = {name: learner for name, learner in learners.items() if not learner.model.policy.analysis}
+    timed = {name: learner for name, learner in learners.items() if not chooser(learner.model).analysis}
     with session.accelerator.autocast():
         return bench.measure(timed, batch["image"], repeats=config.bench.repeats, warmup=config.bench.warmup)
 
@@ -186,11 +189,11 @@ def row(
     result = {
         "method": method.name, "rho": session.config.budget, "seed": session.config.seed, "images": count,
         "rule": "calibrated threshold" if method.calibrated and session.config.decision in (None, "threshold")
-        else learner.model.decision.rule,
+        else describe(learner.model),
         "backbone": method.source, "token_fraction": own.fraction.mean(), metric: own.score.mean(),
         f"{metric}_se": standard_error(own.score), "error": own.error.mean(),
         "object_recall": recall(own.object_hits, own.object_cells),
-        "ideal_speedup": ideal_speedup(learner.model.vit, grid.cells[0] * grid.cells[1], own.tokens),
+        "ideal_speedup": ideal_speedup(learner.model.vit, grid.cells[0] * grid.cells[1], own.flops),
     }  # fmt: skip
     if "estimator" in learner.facts and not method.name.endswith(WARM) and learner.model.policy.learned:
         result |= {key: learner.facts[key] for key in ("estimator", "learned_images", "learned_seconds")}

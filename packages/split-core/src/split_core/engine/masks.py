@@ -37,8 +37,12 @@ class PolicyMasks:
     """Partitions of an unlearned policy, at the budget or at one drawn for each step."""
 
     def __init__(self, session: Session, learner: Learner) -> None:
-        self.config, self.model = session.config.adapt, learner.model
-        if self.model.policy.default_rule == "image" and self.config.budget_range is None:
+        self.config, self.model = session.config.adapt, learner.split
+        if (
+            self.model.policy.default_rule == "image"
+            and not self.model.policy.exact
+            and self.config.budget_range is None
+        ):
             self.model.decision = calibrated(session, learner.eval(), "train")
 
     def __call__(self, pyramid: Pyramid, images: Tensor, generator: torch.Generator) -> Splits:
@@ -72,7 +76,7 @@ class WarmStartMasks:
         if tau is None:
             with torch.no_grad():
                 images = next(session.images("train", CALIBRATION_IMAGES, CALIBRATION_IMAGES))
-                tau = start_tau(learner.model.pyramid(images), config.budget)
+                tau = start_tau(learner.split.pyramid(images), config.budget)
         self.tau = Threshold(tau, config.warmstart.tau_lr, config.budget)
 
     def __call__(self, pyramid: Pyramid, images: Tensor, generator: torch.Generator) -> Splits:

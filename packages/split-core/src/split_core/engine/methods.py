@@ -1,7 +1,10 @@
 """The methods of a comparison, and on whose partitions each one's backbone was fine-tuned.
 
+A method is a splitting policy or a reducer (ToMe, EViT ...), by its registered name.
+
     dense, random, entropy ...   fine-tuned on their own partitions
     cosine, NAME_warmstart, NAME the warm start's partitions are the cosine rule's, so the three share a backbone
+    tome, evit ...               fine-tuned reduced as deployed (or as their own training says), at the budget's FLOPs
     analysis policies (oracle)   not rivals; they run on the learned policy's backbone
                                  (both on the cosine rule's own if that policy decides within the backbone)
 
@@ -15,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from split_core import registry
 from split_core.config import RunConfig
+from split_core.engine.assemble import is_reducer
 from split_core.errors import SplitError
 
 WARM, MATCHED = "_warmstart", "_matched"
@@ -26,7 +30,7 @@ class Method:
 
     Args:
         name: as in results.
-        policy: registered name of its policy.
+        policy: registered name of its policy or reducer.
         source: whose partitions its backbone was fine-tuned on: a policy's name, or NAME_warmstart.
         weights: file stem under models/ that holds backbone, head and policy.
         calibrated: its threshold is set to spend the budget; otherwise its own rule stands.
@@ -43,7 +47,7 @@ def plan(config: RunConfig) -> list[Method]:
     """The methods to compare, the run's own policy last (matched to the budget after as it deploys, if both)."""
     own = config.policy["name"]
     learned = is_learned(own)
-    names = [name for name in dict.fromkeys(config.eval.methods) if name != own]
+    names = named(config.eval.methods, own)
     if learned and own + WARM not in names:
         names.append(own + WARM)
     for name in names:
@@ -76,7 +80,7 @@ def method(name: str, learned: str | None) -> Method:
     if learned and (name == "cosine" or kind.analysis):
         # A backbone that learned to take in fine tokens half-way up serves no policy that decides before it.
         source = "cosine" if policy_class(learned).carries else learned + WARM
-    return Method(name, name, source, source, calibrated=kind.default_rule == "image")
+    return Method(name, name, source, source, calibrated=kind.default_rule == "image" and not kind.exact)
 
 
 def sources(methods: list[Method]) -> list[str]:
@@ -90,5 +94,12 @@ def is_learned(policy: str) -> bool:
 
 
 def policy_class(name: str):  # type: ignore[no-untyped-def]
-    """The class behind a registered policy."""
-    return registry.load(registry.get("policy", name).entry)
+    """The class behind a registered policy or reducer; both say `learned`, `analysis`, `stochastic`, `default_rule`."""
+    return registry.load(registry.get("reducer" if is_reducer(name) else "policy", name).entry)
+
+
+def named(methods: tuple[str, ...], own: str) -> list[str]:
+    """The names, "all" spelt out: every policy that neither learns nor sees labels, and every reducer."""
+    every = [*registry.entries("policy"), *registry.entries("reducer")] if "all" in methods else []
+    every = [name for name in every if not (policy_class(name).learned or policy_class(name).analysis)]
+    return [name for name in dict.fromkeys([*every, *methods]) if name not in (own, "all")]

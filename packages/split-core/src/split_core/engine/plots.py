@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from split_core.engine.methods import MATCHED, WARM
+from split_core.engine.tables import speed_of
 
 Array = NDArray[Any]
 OWN = "#D55E00"
@@ -122,6 +124,51 @@ def merged(content: Mapping[str, Any], path: Path) -> None:
             axis.set_title(f"{title} (sampled; dashed: deployed; dotted: budget)")
         _legend(axis)
     _save(figure, path)
+
+
+def compared(content: Mapping[str, Any], path: Path) -> None:
+    """Metric over FLOPs kept, and over the measured time at each batch size, both as shares of the dense model's."""
+    bench = content["bench"]["rows"]
+    sizes = list(dict.fromkeys(row["batch_size"] for row in bench))
+    figure, axes = _panels(1, 1 + len(sizes), (1.6 + 4.6 * (1 + len(sizes)), 5.2), whole=False)
+    costs: list[tuple[str, Callable[[Mapping[str, Any]], float | None]]] = [("FLOPs", _flops)]
+    costs += [(f"time, batch {size}", partial(_time, bench, size)) for size in sizes]
+    for axis, (name, cost) in zip(axes, costs, strict=True):
+        _tradeoff(axis, content, cost)
+        axis.set_xlabel(f"{name} (share of the dense model's)")
+        axis.axvline(1, color="black", linestyle=":", linewidth=1)
+    axes[0].set_ylabel(content["metric"])
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(7, len(labels)), frameon=False)
+    _save(figure, path)
+
+
+def _flops(row: Mapping[str, Any]) -> float | None:
+    return None if row["ideal_speedup"] is None else 1 / row["ideal_speedup"]["mean"]
+
+
+def _time(bench: Sequence[Mapping[str, Any]], size: int, row: Mapping[str, Any]) -> float | None:
+    found = speed_of(bench, row["method"], row["rho"], size)
+    return None if found is None else 1 / found["speedup"]
+
+
+def _tradeoff(axis: Axes, content: Mapping[str, Any], cost: Callable[[Mapping[str, Any]], float | None]) -> None:
+    metric, rows = content["metric"], content["aggregate"]
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    colours = palette(methods, content["methods"])
+    for index, name in enumerate(methods):
+        points = [
+            (cost(r), r[metric]["mean"], r[metric]["std"] or 0.0) for r in rows if r["method"] == name and r[metric]
+        ]
+        points = sorted(point for point in points if point[0] is not None)
+        if not points:
+            continue
+        x, y, spread = zip(*points, strict=True)
+        style: dict[str, Any] = {"color": colours[name], "marker": MARKERS[index % len(MARKERS)], "markersize": 6}
+        if name == "dense":
+            axis.axhline(float(np.mean(y)), color=colours[name], linestyle="--", linewidth=1.2, label=name)
+        else:
+            axis.errorbar(x, y, yerr=spread, label=name, capsize=3, linewidth=1.3, **style)
 
 
 def bench(results: Mapping[str, Any], path: Path) -> None:

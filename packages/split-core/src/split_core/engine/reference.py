@@ -33,7 +33,8 @@ def dense_reference(learner: Learner) -> Callable[[Images], Any]:
         tokens, tapped = vit.forward_intermediates(
             images, indices=taps or 1, return_prefix_tokens=True, norm=False, output_fmt="NLC"
         )
-        layout = _all_fine(model.embed.grid((images.shape[2], images.shape[3])), len(images), images.device)
+        grid = Grid(model.embed.grid(images.shape[-2:]).cells, stages=1)
+        layout = _all_fine(grid, len(images), images.device)
         flat = tuple(torch.cat((prefix, patches), 1).flatten(0, 1) for patches, prefix in tapped) if taps else ()
         return learner.task.output(model, Features(tokens.flatten(0, 1), _packed(tokens, layout), layout, flat))
 

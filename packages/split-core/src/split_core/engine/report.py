@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from split_core.config import RunConfig
-from split_core.engine import compare, draw, plots, tables
+from split_core.engine import draw, merge, plots, tables
 from split_core.engine.results import RESULTS, read_metrics, read_results, write_json
 from split_core.engine.session import Learner, Session
 
@@ -44,12 +44,12 @@ def main(config: RunConfig) -> None:
     console = Console()
     if config.report.runs:
         out = Path(config.report.out or "")
-        content = compare.merge(config.report.runs, out.name)
+        content = merge.merge(config.report.runs, out.name)
         write_json(out.with_name(f"{out.name}.json"), content)
-        _merged(content, out, console)
+        merged(content, out, console)
     elif config.report.out is not None:
         out = Path(config.report.out)
-        _merged(read_results(out.with_name(f"{out.name}.json"), hint="name the runs with report.runs"), out, console)
+        merged(read_results(out.with_name(f"{out.name}.json"), hint="name the runs with report.runs"), out, console)
     else:
         run_dir = Path(config.run_dir)
         results = read_results(run_dir / RESULTS, hint=f"finish the run first (do=train run_dir={run_dir})")
@@ -76,10 +76,12 @@ def _pictures(run_dir: Path, results: Mapping[str, Any], tokens: Mapping[str, Ar
         plots.training(metrics, results["rows"][-1], folder / "training.png")
 
 
-def _merged(content: Mapping[str, Any], out: Path, console: Console) -> None:
-    table = tables.merged(content)
+def merged(content: Mapping[str, Any], out: Path, console: Console) -> None:
+    """OUT.md and OUT.png of several runs (merged, or compared with their speeds), and the table on the terminal."""
+    compared = "bench" in content
+    table = tables.compared(content) if compared else tables.merged(content)
     table.save(out.with_name(f"{out.name}.md"), content)
-    plots.merged(content, out.with_name(f"{out.name}.png"))
+    (plots.compared if compared else plots.merged)(content, out.with_name(f"{out.name}.png"))
     table.show(console)
     console.print(f"{out}.json  {out}.md  {out}.png", soft_wrap=True, markup=False, highlight=False)
 

@@ -23,6 +23,7 @@ from torch import nn
 from split_core import registry, resolve
 from split_core.config import RunConfig
 from split_core.decision import check_reachable
+from split_core.engine.assemble import assemble, not_shared
 from split_core.engine.checkpoint import Checkpoints, load_weights, save_weights
 from split_core.engine.interrupt import Interrupt
 from split_core.engine.loader import evaluation_batches
@@ -34,8 +35,9 @@ from split_core.errors import SplitError, Stopped
 from split_core.files import unwritable
 from split_core.model import SplitViT
 from split_core.pyramid import check_waste
+from split_core.reducer import Reducer
 from split_core.task import DataContext, Dataset, ModelContext, Task, TaskContext
-from split_core.wrapping import backbone_info, wrap
+from split_core.wrapping import backbone_info
 
 logger = logging.getLogger(__name__)
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EIO)
@@ -46,7 +48,7 @@ DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCE
 class Learner:
     """A model with its task head: what is trained, saved and evaluated together."""
 
-    model: SplitViT
+    model: SplitViT | Reducer
     task: Task
     facts: dict[str, Any] = field(default_factory=dict)
     """What its weights' file says of how they were made."""
@@ -58,6 +60,12 @@ class Learner:
     def __call__(self, images: torch.Tensor) -> Any:
         """The task's output for images: the whole pipeline."""
         return self.task.output(self.model, self.model.forward_features(images))
+
+    @property
+    def split(self) -> SplitViT:
+        """The model of a splitting method, for what only those have (a policy, a decision rule)."""
+        assert isinstance(self.model, SplitViT)
+        return self.model
 
     def eval(self) -> Learner:
         self.model.eval()
@@ -169,13 +177,10 @@ class Session:
         return tuple(self.described.classes)
 
     def learner(self, policy: str | dict[str, Any], *, budget: float | None = None, rule: Any = None) -> Learner:
-        """A fresh copy of the starting backbone, wrapped with a policy, and the task on top of it."""
+        """A fresh copy of the starting backbone, wrapped by a method, and the task on top of it."""
         torch.manual_seed(self.config.seed)
         config = self.config
-        model = wrap(
-            copy.deepcopy(self._vit), policy, stages=config.stages, budget=budget or config.budget, rule=rule,
-            attention=config.attention["name"],
-        )  # fmt: skip
+        model = assemble(copy.deepcopy(self._vit), policy, config, budget=budget or config.budget, rule=rule)
         context = TaskContext(self.classes, self._vit.embed_dim, len(self._vit.blocks), self.described)
         task = registry.build("task", config.task, context)
         model.taps = task.taps
@@ -183,7 +188,7 @@ class Session:
         if config.init is not None:
             if not Path(config.init).is_file():
                 raise SplitError(f"init={config.init}: there is no such file; train the run that makes it first")
-            load_weights(Path(config.init), learner.modules(), without="model.policy.")
+            load_weights(Path(config.init), learner.modules(), without=not_shared(model))
         return learner
 
     def images(self, split: str, batch_size: int, limit: int) -> Iterator[torch.Tensor]:

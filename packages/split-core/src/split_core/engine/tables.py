@@ -101,7 +101,7 @@ def comparison(results: Mapping[str, Any]) -> Table:
 
 
 def merged(content: Mapping[str, Any]) -> Table:
-    """Methods over runs; `content` as `split_core.engine.compare` makes it."""
+    """Methods over runs; `content` as `split_core.engine.merge` makes it."""
     rows = content["aggregate"]
     metric = content["metric"]
     header = [
@@ -159,6 +159,51 @@ def _difference(rows: Iterable[Row], own: str, row: Row) -> str:
     return NONE
 
 
+def compared(content: Mapping[str, Any]) -> Table:
+    """Every method at every budget: what it costs, what it scores, how fast it is; as `do=compare` makes it."""
+    metric, bench = content["metric"], content["bench"]["rows"]
+    sizes = list(dict.fromkeys(row["batch_size"] for row in bench))
+    header = [
+        "method", "budget", "seeds", "tokens", "FLOPs", metric, "error", "FLOPs-ideal",
+        *(f"speed-up b={size}" for size in sizes), "tokens per layer",
+    ]  # fmt: skip
+    cells = []
+    for row in content["aggregate"]:
+        timed = [speed_of(bench, row["method"], row["rho"], size) for size in sizes]
+        ideal = row["ideal_speedup"]
+        layers = next((found["tokens_per_layer"] for found in timed if found and "tokens_per_layer" in found), None)
+        cells.append(
+            [
+                row["method"],
+                f"{row['rho']:g}",
+                str(row["seeds"]),
+                mean_std(row, "token_fraction"),
+                NONE if ideal is None else number(1 / ideal["mean"]),
+                mean_std(row, metric),
+                mean_std(row, "error"),
+                mean_std(row, "ideal_speedup", 2),
+                *(number(None if found is None else found["speedup"], 2) for found in timed),
+                NONE if layers is None else " ".join(str(count) for pair in layers for count in pair),
+            ]
+        )
+    notes = [
+        "`tokens`: share of the patch tokens in an average layer; `FLOPs`: of blocks and patch embedding, as a share of"
+        " the dense model's. A reducer gets the weakest settings within the FLOPs of splitting at the budget. Numbers"
+        " are means over seeds ± their standard deviation.",
+        "Speed-up: whole pipeline, against runs of the dense timm model before and after; thresholds as deployed"
+        " (ragged lengths) where a policy has one. `tokens per layer`: attention, MLP, attention, MLP ...",
+        *content["left_out"],
+    ]
+    return Table(content["title"], header, cells, notes)
+
+
+def speed_of(bench: Iterable[Row], method: str, budget: float, size: int) -> Row | None:
+    """The timing of a method at a budget: ragged lengths where there are some, as it deploys."""
+    known = [row for row in bench if row["method"] == method and row["batch_size"] == size]
+    known = [row for row in known if row["rho"] in (None, budget)]
+    return max(known, key=lambda row: row["lengths"] == "ragged") if known else None
+
+
 def bench(results: Mapping[str, Any]) -> Table:
     """Speed of methods; `results` as in bench.json."""
     header = [
@@ -188,6 +233,7 @@ def bench(results: Mapping[str, Any]) -> Table:
         " dense model; every other row is timed between two runs of it; `spread`: lowest and highest ratio to them.",
         "`equal`: each image gets exactly the budget. `ragged`: a threshold spends it on average. `share` is the"
         " speed-up divided by what the FLOPs of the tokens promise. Last five columns: per cent of the whole.",
+        *results.get("left_out", ()),
     ]
     return Table("Speed of the whole pipeline", header, cells, notes)
 

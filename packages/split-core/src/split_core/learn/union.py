@@ -62,7 +62,7 @@ class UnionFeatures(Features):
             start=torch.zeros((), device=self.tokens.device, dtype=self.tokens.dtype),
         )[..., :rows, :cols]
 
-    def spread(self, values: Float[Tensor, "t q q d"]) -> Float[Tensor, "b d _ _"]:
+    def spread(self, values: Float[Tensor, "t q q d"], tap: int | None) -> Float[Tensor, "b d _ _"]:
         """Mixture of the pictures of the cells at all scales, by their weights."""
         grid, q = self.layout.grid, values.shape[1]
         rows, cols = grid.cells

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -28,14 +26,14 @@ class LinearHead(nn.Module):
         self.detail = detail
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(taps))
         self.dropout = nn.Dropout(dropout)
-        self.classifier = nn.Linear(dim * taps, detail * detail * classes)
+        self.classifiers = nn.ModuleList(nn.Linear(dim, detail * detail * classes, bias=i == 0) for i in range(taps))
 
     def forward(self, features: Features) -> Float[Tensor, "b k h w"]:
-        """(b, k, q * rows, q * cols) from the taps of `features`."""
-        return features.spread(self.tokens(features.taps, features.packed.patch_index))
+        """(b, k, q * rows, q * cols) from the taps of `features`; what the blocks say is added up."""
+        maps = [features.spread(self.pictures(features.at(tap), tap), tap) for tap in range(len(self.norms))]
+        return torch.stack(maps).sum(0)
 
-    def tokens(self, taps: Sequence[Float[Tensor, "T d"]], patches: Tensor) -> Float[Tensor, "t q q k"]:
-        """Each patch token's picture."""
-        read = [norm(tap.index_select(0, patches)) for norm, tap in zip(self.norms, taps, strict=True)]
-        logits = self.classifier(self.dropout(torch.cat(read, -1)))
+    def pictures(self, tokens: Float[Tensor, "t d"], tap: int) -> Float[Tensor, "t q q k"]:
+        """Each token's logits."""
+        logits = self.classifiers[tap](self.dropout(self.norms[tap](tokens)))
         return logits.unflatten(-1, (self.detail, self.detail, -1))

@@ -1,6 +1,7 @@
-"""Model `eva02`: EVA-02 as its dense tasks use it, from timm's parts: patch 16, class token, all blocks global, no norm.
+"""Model `eva02`: EVA-02 as segmentation uses it, from timm's parts: patch 16, class token, all blocks global, no norm.
 
-timm registers patch 14 with a norm and a classifier. Rotary positions count in cells of a 16 x 16 grid, as in the original.
+timm registers patch 14 with a norm and a classifier. Rotary positions count in cells of a 16 x 16 grid, as in the
+original.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ def load_strict(model: nn.Module, state: dict[str, Tensor], *, source: str, head
         model: changed in place.
         state: its keys are the model's.
         source: named in messages.
-        head: prefix of the head's keys; when absent from `state` or of other shapes, the model keeps its own. None: no part
-            may differ.
+        head: prefix of the head's keys; when absent from `state` or of other shapes, the model keeps its own. With None
+            no part may differ.
 
     Returns: whether the head was loaded.
 

@@ -1,0 +1,74 @@
+"""An attention backend around another: it lets reducers see keys and class attention, and weighs keys.
+
+A key that stands for s tokens should draw s times the attention: logits + log s (ToMe's proportional attention).
+Fused kernels take no bias, so log s rides in an extra channel instead: q' = [q, 1], k' = [k, log(s) / scale] give
+scale * q'.k' = scale * q.k + log s, exactly; head width is padded to a multiple of 8, v with zeros.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from split_core.attention import AttentionBackend
+from split_core.packing import Segments
+
+FAINT = 1e-6
+"""Added to weights before the logarithm, so that a key of weight zero has a gradient and no weight to speak of."""
+
+
+class Tap(AttentionBackend):
+    """Serves the attention of one block, once.
+
+    Args:
+        inner: does the work.
+        prefix: k tokens in front of each image's patches; they weigh one each.
+        weight: (b, n) of the patch tokens; None is one each.
+    """
+
+    name = "tap"
+
+    def __init__(self, inner: AttentionBackend, prefix: int, weight: Float[Tensor, "b n"] | None) -> None:
+        super().__init__()
+        self.inner, self.prefix = inner, prefix
+        self.log_weight = None if weight is None else F.pad((weight.float() + FAINT).log(), (prefix, 0))
+        self._seen: tuple[Tensor, Tensor, float] | None = None
+
+    @property
+    def keys(self) -> Float[Tensor, "b t e"]:
+        """Keys as attention saw them, mean over heads, prefix included."""
+        return self._read()[1].mean(2)
+
+    @property
+    def class_attention(self) -> Float[Tensor, "b t"]:
+        """The attention that the class token (the first) pays to every token, mean over heads.
+
+        One row beside a fused kernel that never shows its matrix: O(n d).
+        """
+        q, k, scale = self._read()
+        logits = torch.einsum("bhe,bthe->bht", q[:, 0].float(), k.float()) * scale
+        if self.log_weight is not None:
+            logits = logits + self.log_weight[:, None]
+        return logits.softmax(-1).mean(1)
+
+    def _read(self) -> tuple[Tensor, Tensor, float]:
+        assert self._seen is not None, "read after the block's attention"
+        return self._seen
+
+    def attend(
+        self, q: Float[Tensor, "T h e"], k: Float[Tensor, "T h e"], v: Float[Tensor, "T h e"], segments: Segments,
+        *, scale: float, dropout: float = 0.0,
+    ) -> Float[Tensor, "T h e"]:  # fmt: skip
+        """As the inner backend, on segments of one length."""
+        shape = len(segments.lengths), segments.max_length
+        self._seen = q.unflatten(0, shape), k.unflatten(0, shape), scale
+        if self.log_weight is None:
+            return self.inner.attend(q, k, v, segments, scale=scale, dropout=dropout)
+        width = q.shape[-1]
+        extra = (-width - 1) % 8 + 1
+        column = (self.log_weight.flatten() / scale).to(k.dtype)[:, None, None].expand(-1, k.shape[1], 1)
+        k = F.pad(torch.cat([k, column], -1), (0, extra - 1))
+        q = F.pad(F.pad(q, (0, 1), value=1.0), (0, extra - 1))
+        return self.inner.attend(q, k, F.pad(v, (0, extra)), segments, scale=scale, dropout=dropout)[..., :width]
