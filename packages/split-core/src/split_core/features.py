@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from split_core.backbone.pooling import pool_attention
-from split_core.packing import Packed, area_mean, dense_map, token_mean
-from split_core.types import Cover
+from split_core.packing import Packed, area_mean, dense_map, detail_map, token_mean
+from split_core.types import Cover, Layout
 
 Pooling = Literal["area", "token"]
 
@@ -49,8 +49,17 @@ class Features:
 
     def dense(self, tap: int | None = None) -> Float[Tensor, "b d r c"]:
         """A value for every fine cell of the canvas: that of the token over it, at the end or at the tap-th tap."""
+        return dense_map(self.at(tap), self.layout)
+
+    def at(self, tap: int | None) -> Float[Tensor, "t d"]:
+        """Patch tokens at the end or at the tap-th tap, to map one by one and give to `spread`."""
         tokens = self.tokens if tap is None else self.taps[tap]
-        return dense_map(tokens.index_select(0, self.packed.patch_index), self.layout)
+        return tokens.index_select(0, self.packed.patch_index)
+
+    def spread(self, values: Float[Tensor, "t q q d"], tap: int | None) -> Float[Tensor, "b d _ _"]:
+        """A picture of q x q values for every token of `at(tap)`, each over the cells that its token covers."""
+        assert isinstance(self.layout, Layout)
+        return detail_map(values, self.layout)
 
     def mean(self, pooling: Pooling, *, prefix: bool = False) -> Float[Tensor, "b d"]:
         """Mean of the patch tokens, weighted by the area they cover or equally; with `prefix`, of those too."""

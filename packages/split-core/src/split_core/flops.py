@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 Layers = Sequence[tuple[Any, Any]]
 """Patch tokens that the attention and the MLP of each block read: numbers, or arrays over images."""
@@ -14,19 +15,19 @@ Layers = Sequence[tuple[Any, Any]]
 def layer_flops(vit: Any, layers: Layers) -> Any:
     """Multiply-adds times two of blocks and patch embedding.
 
-    Per block and token: qkv and output projections 8 d^2, attention 4 n d, MLP 4 r d^2 (r its ratio). The embedding
-    is counted for the tokens that enter the first block. What finds the tokens to merge or drop is not counted, as a
-    policy is not: the number is what the tokens promise, and timing says what they keep.
+    Per block and token: qkv and output projections 8 d^2, attention 4 n d, MLP two for each of its weights. The
+    embedding is counted for the tokens that enter the first block. What finds the tokens to merge or drop is not
+    counted, as a policy is not: the number is what the tokens promise, and timing says what they keep.
 
     Args:
         layers: one pair for each block.
     """
     d, prefix = vit.embed_dim, vit.num_prefix_tokens
-    hidden = vit.blocks[0].mlp.fc1.out_features
+    mlp = sum(layer.weight.numel() for layer in vit.blocks[0].mlp.modules() if isinstance(layer, nn.Linear))
     total: Any = np.asarray(layers[0][0], dtype=np.float64) * 2 * vit.patch_embed.proj.weight.numel()
     for attended, fed in layers:
         n, m = (np.asarray(count, dtype=np.float64) + prefix for count in (attended, fed))
-        total = total + n * 8 * d * d + 4 * n * n * d + m * 4 * d * hidden
+        total = total + n * 8 * d * d + 4 * n * n * d + m * 2 * mlp
     return total
 
 

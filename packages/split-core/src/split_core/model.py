@@ -67,6 +67,8 @@ class SplitViT(nn.Module):
         """What the model was wrapped with, where that has a name."""
         self.layout: Layout | None = None
         """The layout of the last forward, for inspection."""
+        self.taps: tuple[int, ...] = ()
+        """Blocks whose output every `encode` brings along, because the task reads them (`Task.taps`)."""
 
     def forward(self, images: Float[Tensor, "b ch H W"], layout: Layout | None = None) -> Any:
         """What the timm model returns for these images: logits; any H and W."""
@@ -143,14 +145,20 @@ class SplitViT(nn.Module):
         return self.decision(logits, pyramid.grid, pyramid.valid, seen.get("generator"))
 
     def encode(
-        self, pyramid: Pyramid, layout: Layout, *, taps: Sequence[int] = (), attention: AttentionBackend | None = None
+        self,
+        pyramid: Pyramid,
+        layout: Layout,
+        *,
+        taps: Sequence[int] | None = None,
+        attention: AttentionBackend | None = None,
     ) -> Features:
         """Pack the tokens of `layout` and run the blocks. A layout of K * b images reads a pyramid of b.
 
         Args:
-            taps: numbers of the blocks whose output is wanted too, rising.
+            taps: numbers of the blocks whose output is wanted too, rising; None means the model's own.
             attention: mixes tokens instead of the model's own backend.
         """
+        taps = self.taps if taps is None else taps
         packed = self.pack(pyramid, layout)
         x, start = packed.tokens, 0
         if self.carries:

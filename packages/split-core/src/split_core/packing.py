@@ -156,6 +156,27 @@ def dense_map(values: Float[Tensor, "t d"], layout: Cover) -> Float[Tensor, "b d
     return dense.permute(0, 3, 1, 2)
 
 
+def detail_map(values: Float[Tensor, "t q q d"], layout: Layout) -> Float[Tensor, "b d _ _"]:
+    """A picture of q x q values for every token, stretched over the cells that it covers; zero without a token.
+
+    The map has q x q points for each fine cell of the canvas: a token at scale s repeats each value 2^s x 2^s times.
+    With q = 1 it is `dense_map`.
+    """
+    q, dim = values.shape[1], values.shape[3]
+    device = values.device
+    y, x = (torch.arange(n * q, device=device) for n in layout.grid.cells)
+    owner = layout.owner[:, y // q][:, :, x // q]
+    token = owner.clamp_min(0)
+    row, col, scale = layout.row[token], layout.col[token], layout.scale[token]
+    inside_y = (y[:, None] - row * q) >> scale
+    inside_x = (x - col * q) >> scale
+    index = (token * q + inside_y) * q + inside_x
+    dense = values.reshape(-1, dim).index_select(0, index.flatten()).view(*index.shape, dim)
+    if not layout.full:
+        dense = dense * (owner >= 0).unsqueeze(-1).to(dense.dtype)
+    return dense.permute(0, 3, 1, 2)
+
+
 def area_mean(values: Float[Tensor, "t d"], layout: Cover) -> Float[Tensor, "b d"]:
     """Mean over an image's tokens weighted by the cells they cover: the mean of its dense map."""
     weight = (layout.area / layout.valid_cells[layout.image]).to(values.dtype)

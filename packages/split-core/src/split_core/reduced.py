@@ -144,8 +144,18 @@ class ReducedFeatures(Features):
         """As `Features.dense`; tokens are put back over the cells they stood for there (ToMe's unmerge)."""
         if tap is None:
             return super().dense()
-        packed, cover = self.tapped[tap]
-        return dense_map(self.taps[tap].index_select(0, packed.patch_index), cover)
+        return dense_map(self.at(tap), self.tapped[tap][1])
+
+    def at(self, tap: int | None) -> Float[Tensor, "t d"]:
+        """As `Features.at`; how many tokens there are changes from tap to tap."""
+        return super().at(None) if tap is None else self.taps[tap].index_select(0, self.tapped[tap][0].patch_index)
+
+    def spread(self, values: Float[Tensor, "t q q d"], tap: int | None) -> Float[Tensor, "b d _ _"]:
+        """As `Features.spread`; what a token stands for has no shape, so every cell of it shows the whole picture."""
+        q = values.shape[1]
+        dense = dense_map(values.flatten(1), self.layout if tap is None else self.tapped[tap][1])
+        cells = dense.unflatten(1, (q, q, values.shape[3])).permute(0, 3, 4, 1, 5, 2)
+        return cells.flatten(4, 5).flatten(2, 3)
 
 
 def packed_cover(tokens: Tokens, grid: Grid, layers: tuple[tuple[int, int], ...]) -> tuple[Packed, Reduced]:

@@ -64,6 +64,8 @@ class Reducer(nn.Module):
         self.attention = "auto"
         self.layout: Reduced | None = None
         """The cover of the last forward, for inspection: `.layers` are its tokens per layer."""
+        self.taps: tuple[int, ...] = ()
+        """As `SplitViT.taps`."""
 
     # What a subclass says
 
@@ -111,18 +113,19 @@ class Reducer(nn.Module):
         return self.forward_head(self.forward_features(images))
 
     def forward_features(
-        self, images: Float[Tensor, "b ch H W"], *, taps: Sequence[int] = (), objects: Tensor | None = None,
+        self, images: Float[Tensor, "b ch H W"], *, taps: Sequence[int] | None = None, objects: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> ReducedFeatures:  # fmt: skip
         """Image -> tokens -> blocks on fewer and fewer of them.
 
         Args:
-            taps: numbers of the blocks whose output is wanted too, rising.
+            taps: numbers of the blocks whose output is wanted too, rising; None means the model's own.
             objects, generator: for the sake of analysis and random policies; a reducer reads neither.
         """
         vit, proj = self.vit, self.vit.patch_embed.proj
         check_images(images, proj.in_channels, proj.weight.dtype)
         grid = self.embed.grid(images.shape[-2:])
+        taps = self.taps if taps is None else taps
         check_taps(taps, len(vit.blocks))
         tokens = self.enter(images)
         backend = choose_backend(self.attention, tokens.x.device, kernel_dtype(tokens.x))

@@ -7,11 +7,12 @@ of a task (metric, target cells of objects for recall) hangs here too, so that t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
+from PIL import Image
 from torch import Tensor, nn
 
 from split_core.errors import SplitError
@@ -85,16 +86,47 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True)
 class TaskContext:
-    """What a task is built with: the class names of its data and the width of its backbone's tokens."""
+    """What a task is built with.
+
+    Args:
+        classes: class names of the data.
+        dim: width of the backbone's tokens.
+        depth: L, its blocks.
+        data: a split of the data set, for what only this task reads of it (`segment_classes` ...).
+    """
 
     classes: tuple[str, ...]
     dim: int
+    depth: int = 0
+    data: Dataset | None = None
+
+
+@runtime_checkable
+class Metric(Protocol):
+    """What no mean of per-image numbers gives (mIoU, average precision): one accumulator over a data set.
+
+    `update` takes each batch once. `compute` sums over the processes of a run before it answers, as torchmetrics does,
+    and returns numbers of the whole data set by name; "per_class" may hold one more number for each class name.
+    """
+
+    def update(self, output: Any, target: Target) -> None: ...
+
+    def compute(self) -> dict[str, Any]: ...
 
 
 class Task(nn.Module):
-    """Base of all tasks. Its parameters (a head, an auxiliary loss) train with the backbone and freeze with it."""
+    """Base of all tasks. Its parameters (a head, an auxiliary loss) train with the backbone and freeze with it.
+
+    Attributes:
+        metric_name: what `score` is called in results.
+        model_head: the task reads the timm model's own head; without it the model is built without one.
+        taps: numbers of the blocks whose output the task reads (`Features.taps`), rising; with any, the tokens after
+            the final norm are not read. The session hands them to the model, whose `encode` then brings them along.
+    """
 
     metric_name: str = ""
+    model_head: ClassVar[bool] = True
+    taps: tuple[int, ...] = ()
 
     def output(self, model: SplitViT | Reducer, features: Features) -> Any:
         """The task's output for a batch, from the backbone's features."""
@@ -120,14 +152,54 @@ class Task(nn.Module):
         """A per-image score to average and to pair between methods (accuracy: 0 or 1), or None."""
         return None
 
+    def metric(self) -> Metric | None:
+        """A new accumulator of the task's data-set numbers, or None when `score` says it all."""
+        return None
+
+    def error_map(self, output: Any, target: Target) -> Float[Tensor, "b r c"] | None:
+        """Where the error lies: a share for each fine cell of the padded grid, zero where there is no picture; its mean
+        over an image's valid cells is `error`. None when an error has no place."""
+        return None
+
+    def per_image(self, values: Float[Tensor, " n"], target: Target) -> Float[Tensor, " b"]:
+        """Sums over the rows of a batch that show one image; a row is an image unless the data cuts windows."""
+        return values
+
     def objects(self, target: Target, grid: Grid, patch_size: tuple[int, int]) -> Bool[Tensor, "b r c"] | None:
         """Fine cells that lie on labelled objects, for recall and for the oracle policy; None if unlabelled."""
+        return None
+
+    def boundaries(self, target: Target, grid: Grid, patch_size: tuple[int, int]) -> Bool[Tensor, "b r c"] | None:
+        """Fine cells on the boundary between labels, for recall (App. F); None if there are none to know."""
+        return None
+
+    def paint(
+        self,
+        pictures: Sequence[Image.Image],
+        size: tuple[int, int],
+        *,
+        output: Any = None,
+        target: Target | None = None,
+    ) -> list[Image.Image] | None:
+        """The output, or without one the truth, drawn on plain pictures of the images; None if there is nothing to.
+
+        Args:
+            pictures: the images as the model saw them, enlarged by a whole number.
+            size: (H, W) of the images before that.
+        """
         return None
 
 
 def repeat_target(target: Target, times: int) -> dict[str, Any]:
     """The target of `times` rollouts of a batch, rollout after rollout (row k * b + i is image i)."""
-    return {
-        key: torch.cat([value] * times) if isinstance(value, Tensor) else list(value) * times
-        for key, value in target.items()
-    }
+    return {key: _repeated(value, times) for key, value in target.items()}
+
+
+def _repeated(value: Any, times: int) -> Any:
+    """Tensors and lists of b repeated; of a dataclass (an output, say) its tensors."""
+    if isinstance(value, Tensor):
+        return torch.cat([value] * times)
+    if not is_dataclass(value) or isinstance(value, type):
+        return list(value) * times
+    held = {field.name: getattr(value, field.name) for field in fields(value)}
+    return replace(value, **{name: _repeated(x, times) for name, x in held.items() if isinstance(x, Tensor)})

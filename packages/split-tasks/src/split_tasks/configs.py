@@ -28,6 +28,44 @@ class ClassifyConfig(PluginConfig):
     object_share: Annotated[float, Field(gt=0, le=1)] = 0.1
 
 
+class SegmentConfig(PluginConfig):
+    """Task `seg`.
+
+    Attributes:
+        head: "linear" reads the tokens (cheap, and cheaper the fewer they are); "upernet" reads four dense maps.
+        taps: numbers of the blocks that the head reads, from 0; null is the last one for linear, and for upernet the
+            ends of a third, a half, two thirds and all of the depth.
+        detail: for linear, points that each token's side is divided into.
+        channels: for upernet, of the decoder.
+        auxiliary_channels: for upernet, of the auxiliary head; 0 leaves it out.
+        auxiliary_weight: of the auxiliary loss.
+        dropout: before the classifier.
+        stuff: indices of classes that are no objects (background, sky ...), for recall; null is the class called
+            "background", if there is one, else object recall is left out.
+        weights: a file of the head's weights to start from; everything must fit.
+    """
+
+    head: Literal["linear", "upernet"] = "linear"
+    taps: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    detail: Annotated[int, Field(ge=1, le=32)] = 4
+    channels: Count = 512
+    auxiliary_channels: Annotated[int, Field(ge=0)] = 256
+    auxiliary_weight: Annotated[float, Field(ge=0)] = 0.4
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    stuff: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    weights: Path | None = None
+
+    @model_validator(mode="after")
+    def _check_taps(self) -> SegmentConfig:
+        if self.taps is None:
+            return self
+        if list(self.taps) != sorted(set(self.taps)) or not self.taps:
+            raise ValueError(f"taps: {list(self.taps)} should be rising block numbers")
+        if self.head == "upernet" and len(self.taps) != 4:
+            raise ValueError(f"taps: upernet reads four blocks, not {len(self.taps)}")
+        return self
+
+
 class _Images(PluginConfig):
     """How many images a split nominally has; generated data sets have no end, this is an epoch.
 
@@ -142,6 +180,67 @@ class ImageFolderConfig(PluginConfig):
     flip: Share = 0.0
 
 
+class SegFolderConfig(PluginConfig):
+    """Data set `segfolder`.
+
+    Attributes:
+        root: folder that holds both, and the file of class names where `classes` names one.
+        images: folder of the pictures below root; {split} stands for train, val or test.
+        masks: folder of the label maps, which have the pictures' names with .png or another picture's ending.
+        classes: names in the order of the labels; or their number; or a text file of names below root, one a line or in
+            the column Name of a table with tabs.
+        zero_is_ignored: label 0 means unlabelled and k means class k - 1.
+        ignore: a further label that does not count.
+        resize: shorter side in px that evaluated images are brought to, and training is scaled around; null for the
+            model's.
+        longest: largest longer side, in units of `resize`; images that would pass it are made smaller.
+        augment: in training, random scale, crop, flip and colours (the protocol of ADE20K); else a central crop.
+        scale: smallest and largest scale of a training image.
+        category_share: draw another crop, ten times at most, while one class covers more than this share of it.
+        stride: between evaluation windows, as a share of their side.
+    """
+
+    root: Path
+    images: str = "images/{split}"
+    masks: str = "masks/{split}"
+    classes: tuple[str, ...] | Annotated[int, Field(ge=1, le=254)] | str
+    zero_is_ignored: bool = False
+    ignore: Annotated[int, Field(ge=0)] | None = 255
+    resize: Count | None = None
+    longest: Annotated[float, Field(ge=1)] = 4.0
+    augment: bool = True
+    scale: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (0.5, 2.0)
+    category_share: Annotated[float, Field(gt=0, le=1)] = 0.75
+    stride: Annotated[float, Field(gt=0, le=1)] = 2 / 3
+
+    @model_validator(mode="after")
+    def _ordered(self) -> SegFolderConfig:
+        if self.scale[0] > self.scale[1]:
+            raise ValueError(f"scale: the smallest, {self.scale[0]:g}, is above the largest, {self.scale[1]:g}")
+        return self
+
+    def folder(self, kind: Literal["images", "masks"], split: str) -> Path:
+        """Where pictures or label maps of a split are."""
+        return self.root.expanduser() / getattr(self, kind).format(split=self.split_name(split))
+
+    def split_name(self, split: str) -> str:
+        """What the folders call a split."""
+        return split
+
+
+class ADE20KConfig(SegFolderConfig):
+    """Data set `ade20k`: ADEChallengeData2016 as unpacked. Its 2,000 validation images serve as val and as test."""
+
+    images: str = "images/{split}"
+    masks: str = "annotations/{split}"
+    classes: tuple[str, ...] | Annotated[int, Field(ge=1, le=254)] | str = "objectInfo150.txt"
+    zero_is_ignored: bool = True
+    ignore: Annotated[int, Field(ge=0)] | None = None
+
+    def split_name(self, split: str) -> str:
+        return "training" if split == "train" else "validation"
+
+
 class TimmConfig(PluginConfig):
     """Model `timm`.
 
@@ -197,4 +296,20 @@ class ImgFocusConfig(PluginConfig):
     path: Path | None = None
     fetch: bool = False
     img_size: Count | None = None
+    drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
+class Eva02Config(PluginConfig):
+    """Model `eva02`.
+
+    Attributes:
+        size: of the model.
+        img_size: side that the position table is made for.
+        weights: "none" (random) or a file, such as the backbone that `python -m split_tasks.models.eva02_seg` writes.
+        drop_path: stochastic depth in training.
+    """
+
+    size: Literal["tiny", "base", "large"] = "large"
+    img_size: Count = 512
+    weights: str
     drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0

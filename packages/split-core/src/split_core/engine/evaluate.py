@@ -1,13 +1,14 @@
 """``do=eval``: every method on the same images, image by image, with paired errors; results.json.
 
-A row's `accuracy` (or whatever the task's metric is called) is the mean of per-image scores. `minus` holds, for
-each other method, the mean difference over the same images and its standard error.
+A row's `accuracy` (or whatever the task's score is called) is the mean of per-image scores. `minus` holds, for
+each other method, the mean difference over the same images and its standard error. What the task accumulates over the
+data set (`Task.metric`: mIoU, AP) stands beside it; `further` names those numbers for tables.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,13 +28,15 @@ from split_core.engine.session import Learner, Session, open_run, provenance
 from split_core.engine.timing import Timing
 from split_core.files import write_whole
 from split_core.flops import ideal_speedup, layer_flops
+from split_core.task import Metric
 
 Array = NDArray[Any]
 
 
 @dataclass
 class Tally:
-    """Per-image numbers of one method, each (images,): means over the draws of a random policy."""
+    """Numbers of one method, each (images,) but `tokens` and `flops`, which have one for each packed sequence (an
+    image, or a window of one): means over the draws of a random policy."""
 
     score: Array
     error: Array
@@ -42,6 +45,8 @@ class Tally:
     flops: Array
     object_hits: Array
     object_cells: Array
+    boundary_hits: Array
+    boundary_cells: Array
 
 
 def main(config: RunConfig) -> None:
@@ -54,12 +59,13 @@ def run(session: Session) -> None:
     """Evaluate all methods of the plan, write results.json and the report."""
     methods = plan(session.config)
     learners = {m.name: deployed(session, m) for m in methods}
-    tallies = tally(session, methods, learners)
+    tallies, metrics = tally(session, methods, learners)
     if not session.ranks.main:
         return
     speeds = speed(session, learners)
-    rows = [row(session, m, learners[m.name], tallies, speeds) for m in methods]
-    results = provenance() | {"rows": rows}
+    rows = [row(session, m, learners[m.name], tallies, speeds, metrics[m.name]) for m in methods]
+    per_class = {name: found["per_class"] for name, found in metrics.items() if "per_class" in found}
+    results = provenance() | {"rows": rows} | ({"per_class": per_class} if per_class else {})
     write_json(session.run_dir / RESULTS, results)
     arrays = {f"{name}/{key}": value for name, t in tallies.items() for key, value in vars(t).items()}
     packed = io.BytesIO()
@@ -69,8 +75,14 @@ def run(session: Session) -> None:
 
 
 @torch.no_grad()
-def tally(session: Session, methods: list[Method], learners: Mapping[str, Learner]) -> dict[str, Tally]:
-    """Run every method on every image of the evaluated split; one pass over the data serves all."""
+def tally(
+    session: Session, methods: list[Method], learners: Mapping[str, Learner]
+) -> tuple[dict[str, Tally], dict[str, dict[str, Any]]]:
+    """Run every method on every image of the evaluated split; one pass over the data serves all.
+
+    Returns:
+        Per-image numbers, and what the task accumulates over the data set, by method.
+    """
     config = session.config.eval
     data = session.data(config.split)
     total = -(-min(config.images, len(data)) // config.batch_size)
@@ -80,45 +92,75 @@ def tally(session: Session, methods: list[Method], learners: Mapping[str, Learne
         data, config.batch_size, range(config.images), workers=session.config.workers, rank=rank, world=world
     )
     collected: dict[int, dict[str, dict[str, Array]]] = {}
+    metrics = {m.name: _metrics(session, learners[m.name]) for m in methods}
     for index, batch in zip(mine, session.log.track(batches, total=len(mine), title="evaluate"), strict=True):
         session.stop_if_asked()
         batch = to_device(batch, session.device)
-        collected[index] = {m.name: _batch(session, learners[m.name], batch, index) for m in methods}
+        collected[index] = {m.name: _batch(session, learners[m.name], batch, index, metrics[m.name]) for m in methods}
     numbers = {index: batch for share in session.ranks.gather(collected) for index, batch in share.items()}
-    return {m.name: _joined([numbers[index][m.name] for index in range(total)]) for m in methods}
+    tallies = {m.name: _joined([numbers[index][m.name] for index in range(total)]) for m in methods}
+    return tallies, {name: mean_of([metric.compute() for metric in own if metric]) for name, own in metrics.items()}
 
 
 def _joined(batches: list[dict[str, Array]]) -> Tally:
     return Tally(**{key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]})
 
 
-def _batch(session: Session, learner: Learner, batch: Mapping[str, Any], index: int) -> dict[str, Array]:
+def _metrics(session: Session, learner: Learner) -> list[Metric | None]:
+    """One accumulator for each draw of a random policy: a data set is counted whole, never twice in one."""
+    draws = session.config.eval.random_draws if chooser(learner.model).stochastic else 1
+    return [learner.task.metric() for _ in range(draws)]
+
+
+def mean_of(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Means over draws of numbers by name, however nested; not-a-number where a draw has none."""
+    first = found[0] if found else {}
+    return {
+        key: mean_of([each[key] for each in found]) if isinstance(value, Mapping)
+        else float(np.mean([each[key] for each in found]))
+        for key, value in first.items()
+    }  # fmt: skip
+
+
+def _batch(
+    session: Session, learner: Learner, batch: Mapping[str, Any], index: int, metrics: Sequence[Metric | None]
+) -> dict[str, Array]:
     """Per-image numbers of one batch, averaged over draws where the policy is random."""
     model, task = learner.model, learner.task
     images, target = batch["image"], batch["target"]
-    draws = session.config.eval.random_draws if chooser(model).stochastic else 1
+
+    def counted(cells: torch.Tensor) -> torch.Tensor:
+        return task.per_image(cells.flatten(1).sum(1).float(), target)
+
     sums: dict[str, torch.Tensor] = {}
     with session.accelerator.autocast():
-        objects = objects_of(learner, target, model.embed.grid(images.shape[-2:]))
-        for draw in range(draws):
+        grid = model.embed.grid(images.shape[-2:])
+        objects, edges = objects_of(learner, target, grid), task.boundaries(target, grid, model.embed.patch_size)
+        for draw, metric in enumerate(metrics):
             generator = torch.Generator().manual_seed(step_seed(session.config.seed, f"eval/{draw}", index))
             features = model.forward_features(images, objects=objects, generator=generator)
             layout = features.layout
             output = task.output(model, features)
             error, score = task.error(output, target), task.score(output, target)
-            on = objects if objects is not None else torch.zeros_like(layout.owner, dtype=torch.bool)
+            if metric is not None:
+                metric.update(output, target)
+            cells = layout.valid_cells.float()
+            fine, nothing = layout.fine(), torch.zeros_like(layout.owner, dtype=torch.bool)
+            on, edge = (nothing if cells is None else cells for cells in (objects, edges))
             numbers = {
                 "score": torch.full_like(error, float("nan")) if score is None else score,
                 "error": error,
-                "fraction": layout.token_fraction,
+                "fraction": task.per_image(layout.token_fraction * cells, target) / task.per_image(cells, target),
                 "tokens": layout.counts,
                 "flops": torch.from_numpy(layer_flops(model.vit, layout.per_layer(len(model.vit.blocks)))),
-                "object_hits": (layout.fine() & on).flatten(1).sum(1),
-                "object_cells": on.flatten(1).sum(1),
+                "object_hits": counted(fine & on),
+                "object_cells": counted(on),
+                "boundary_hits": counted(fine & edge),
+                "boundary_cells": counted(edge),
             }
             for key, value in numbers.items():
                 sums[key] = sums.get(key, 0) + value.double()
-    return {key: (value / draws).cpu().numpy() for key, value in sums.items()}
+    return {key: (value / len(metrics)).cpu().numpy() for key, value in sums.items()}
 
 
 def speed(session: Session, learners: Mapping[str, Learner]) -> dict[str, Timing]:
@@ -136,13 +178,13 @@ def speed(session: Session, learners: Mapping[str, Learner]) -> dict[str, Timing
 
 
 def row(
-    session: Session, method: Method, learner: Learner, tallies: Mapping[str, Tally], speeds: Mapping[str, Timing]
+    session: Session, method: Method, learner: Learner, tallies: Mapping[str, Tally], speeds: Mapping[str, Timing],
+    metrics: Mapping[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
     """One line of results.json."""
     own = tallies[method.name]
     count = len(own.error)
     metric = learner.task.metric_name or "score"
-    cells = own.object_cells.sum()
     grid = learner.model.embed.grid(tuple(learner.model.vit.patch_embed.img_size))
     result = {
         "method": method.name, "rho": session.config.budget, "seed": session.config.seed, "images": count,
@@ -150,11 +192,15 @@ def row(
         else describe(learner.model),
         "backbone": method.source, "token_fraction": own.fraction.mean(), metric: own.score.mean(),
         f"{metric}_se": standard_error(own.score), "error": own.error.mean(),
-        "object_recall": own.object_hits.sum() / cells if cells else None,
+        "object_recall": recall(own.object_hits, own.object_cells),
         "ideal_speedup": ideal_speedup(learner.model.vit, grid.cells[0] * grid.cells[1], own.flops),
     }  # fmt: skip
     if "estimator" in learner.facts and not method.name.endswith(WARM) and chooser(learner.model).learned:
         result |= {key: learner.facts[key] for key in ("estimator", "learned_images", "learned_seconds")}
+    further = {name: value for name, value in metrics.items() if not isinstance(value, Mapping)}
+    if own.boundary_cells.sum():
+        further["boundary_recall"] = recall(own.boundary_hits, own.boundary_cells)
+    result |= further | ({"further": list(further)} if further else {})
     if method.name in speeds:
         timing = speeds[method.name]
         result |= {
@@ -164,6 +210,11 @@ def row(
         }
     result["minus"] = {name: paired(own.score, other.score) for name, other in tallies.items() if name != method.name}
     return {key: float(value) if isinstance(value, np.floating) else value for key, value in result.items()}
+
+
+def recall(hits: Array, cells: Array) -> float | None:
+    """Share of the cells that got a fine token (App. F); None where there are no such cells."""
+    return float(hits.sum() / cells.sum()) if cells.sum() else None
 
 
 def paired(ours: Array, theirs: Array) -> dict[str, float]:

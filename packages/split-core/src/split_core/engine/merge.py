@@ -10,6 +10,7 @@ from typing import Any
 from split_core.engine.methods import MATCHED
 from split_core.engine.results import RESULTS, metric_of, read_metrics, read_results
 from split_core.engine.session import provenance
+from split_core.engine.tables import further_of
 from split_core.errors import SplitError
 
 Row = Mapping[str, Any]
@@ -80,7 +81,7 @@ def aggregate(rows: Sequence[Row], metric: str) -> list[dict[str, Any]]:
             "method": method,
             "rho": rho,
             "seeds": len(group),
-            **{key: mean_std([row.get(key) for row in group]) for key in (metric, *NUMBERS)},
+            **{key: mean_std([row.get(key) for row in group]) for key in (metric, *NUMBERS, *further_of(group))},
             "minus": {other: combined(group, other) for other in group[0].get("minus", {})},
         }
         for (rho, method) in order

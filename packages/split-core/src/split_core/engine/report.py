@@ -1,6 +1,6 @@
 """Tables and pictures of a run in run_dir/report, and of several runs together.
 
-    run_dir/report/   table.md  patchmaps.png  lengths.png  training.png
+    run_dir/report/   table.md  classes.md (for tasks with numbers by class)  patchmaps.png  lengths.png  training.png
 
 ``do=report`` makes them again from what the run has written (patchmaps.png needs its models: do=draw);
 ``do=report report.runs=[DIR,...] report.out=docs/results/NAME`` merges runs into NAME.json, NAME.md and NAME.png;
@@ -61,6 +61,8 @@ def main(config: RunConfig) -> None:
 def _table(results: Mapping[str, Any], folder: Path, console: Console) -> None:
     table = tables.comparison(results)
     table.save(folder / "table.md", results)
+    if results.get("per_class"):
+        tables.per_class(results).save(folder / "classes.md", results)
     table.show(console)
     console.print(f"report: {folder}", soft_wrap=True, markup=False, highlight=False)
 

@@ -57,6 +57,10 @@ class Learner:
         """By the names their weights are saved under."""
         return {"model": self.model, "task": self.task}
 
+    def __call__(self, images: torch.Tensor) -> Any:
+        """The task's output for images: the whole pipeline."""
+        return self.task.output(self.model, self.model.forward_features(images))
+
     @property
     def split(self) -> SplitViT:
         """The model of a splitting method, for what only those have (a policy, a decision rule)."""
@@ -157,21 +161,29 @@ class Session:
     def _vit(self) -> Any:  # timm's attributes are typed Tensor | Module
         """The backbone before training, with a head for the data's classes."""
         torch.manual_seed(self.config.seed)
-        vit = registry.build("model", self.config.model, ModelContext(num_classes=len(self.classes), image_size=None))
+        kind = registry.load(registry.get("task", self.config.task["name"]).entry)
+        outputs = len(self.classes) if getattr(kind, "model_head", True) else 0
+        vit = registry.build("model", self.config.model, ModelContext(num_classes=outputs, image_size=None))
         return vit.to(self.device)
 
     @cached_property
+    def described(self) -> Dataset:
+        """The data set as it describes itself (classes ...), which needs no model."""
+        return registry.build("data", self.config.data, DataContext("train", self.config.seed))
+
+    @cached_property
     def classes(self) -> tuple[str, ...]:
-        """Class names; read from the data set's description, which needs no model."""
-        probe = registry.build("data", self.config.data, DataContext("train", self.config.seed))
-        return tuple(probe.classes)
+        """Class names of the data."""
+        return tuple(self.described.classes)
 
     def learner(self, policy: str | dict[str, Any], *, budget: float | None = None, rule: Any = None) -> Learner:
         """A fresh copy of the starting backbone, wrapped by a method, and the task on top of it."""
         torch.manual_seed(self.config.seed)
         config = self.config
         model = assemble(copy.deepcopy(self._vit), policy, config, budget=budget or config.budget, rule=rule)
-        task = registry.build("task", config.task, TaskContext(self.classes, self._vit.embed_dim))
+        context = TaskContext(self.classes, self._vit.embed_dim, len(self._vit.blocks), self.described)
+        task = registry.build("task", config.task, context)
+        model.taps = task.taps
         learner = Learner(model.to(self.device), task.to(self.device))
         if config.init is not None:
             if not Path(config.init).is_file():
@@ -182,7 +194,7 @@ class Session:
     def images(self, split: str, batch_size: int, limit: int) -> Iterator[torch.Tensor]:
         """Images of the first `limit` samples of a split, on the device."""
         for batch in evaluation_batches(self.data(split), batch_size, range(limit), workers=self.config.workers):
-            yield batch["image"].to(self.device)
+            yield batch["image"][:batch_size].to(self.device)  # images cut into windows make more rows
 
 
 def accelerator(config: RunConfig) -> Accelerator:

@@ -76,10 +76,13 @@ def comparison(results: Mapping[str, Any]) -> Table:
         "method", "token fraction", f"{metric} ± SE", f"{own['method']} minus it", "error", "object recall", "images/s",
         "speed-up", "FLOPs-ideal",
     ]  # fmt: skip
+    further = further_of(rows)
+    header[2:2] = further
     cells = [
         [
             row["method"],
             number(row["token_fraction"]),
+            *(number(row.get(name)) for name in further),
             plus_minus(row.get(metric), row.get(f"{metric}_se"), signed=False),
             plus_minus(**own["minus"].get(row["method"], {"mean": None, "se": None})),
             number(row.get("error")),
@@ -106,13 +109,16 @@ def merged(content: Mapping[str, Any]) -> Table:
         "FLOPs-ideal",
     ]  # fmt: skip
     own = content["methods"]
-    header[5:5] = [f"{name} minus it" for name in own]
+    further = further_of(content["rows"])
+    header[4:4] = further
+    header[5 + len(further) : 5 + len(further)] = [f"{name} minus it" for name in own]
     cells = [
         [
             row["method"],
             f"{row['rho']:g}",
             str(row["seeds"]),
             mean_std(row, "token_fraction"),
+            *(mean_std(row, name) for name in further),
             mean_std(row, metric),
             *(_difference(rows, name, row) for name in own),
             mean_std(row, "error"),
@@ -128,6 +134,19 @@ def merged(content: Mapping[str, Any]) -> Table:
         " differences ± their combined standard error, with the standard deviation over seeds in brackets.",
     ]
     return Table(content["title"], header, cells, notes)
+
+
+def per_class(results: Mapping[str, Any]) -> Table:
+    """One number for each class and method; `results` as in results.json, with "per_class"."""
+    found = results["per_class"]
+    classes = list(next(iter(found.values())))
+    cells = [[name, *(number(own.get(name)) for own in found.values())] for name in classes]
+    return Table("Classes", ["class", *found], cells)
+
+
+def further_of(rows: Iterable[Row]) -> list[str]:
+    """Names of the numbers that rows hold beyond those of every task, in order."""
+    return list(dict.fromkeys(name for row in rows for name in row.get("further", ())))
 
 
 def _difference(rows: Iterable[Row], own: str, row: Row) -> str:

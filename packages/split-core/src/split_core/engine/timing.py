@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from split_core.model import SplitViT
+from split_core.engine.session import Learner
 from split_core.packing import pack
 
 Clock = Callable[[], float]
@@ -80,12 +80,13 @@ def interleave(
 
 @torch.no_grad()
 def stages(
-    model: SplitViT, images: Float[Tensor, "b ch H W"], *, repeats: int, warmup: int, clock: Clock = time.perf_counter
+    learner: Learner, images: Float[Tensor, "b ch H W"], *, repeats: int, warmup: int, clock: Clock = time.perf_counter
 ) -> dict[str, float]:
-    """Median seconds of each stage of the model's forward on one batch.
+    """Median seconds of each stage of the whole pipeline on one batch; `head` is the task's.
 
     The stages are the calls that a forward makes, made one by one; `blocks` is what `encode` takes beyond `pack`.
     """
+    model = learner.model
     watch = _Watch(images.device, clock)
     for _ in range(warmup + repeats):
         with watch("pyramid"):
@@ -97,7 +98,7 @@ def stages(
         with watch("encode"):
             features = model.encode(pyramid, layout)
         with watch("head"):
-            model.forward_head(features)
+            learner.task.output(model, features)
     seconds = {name: statistics.median(values[warmup:]) for name, values in watch.taken.items()}
     seconds["blocks"] = max(0.0, seconds.pop("encode") - seconds["pack"])
     return {name: seconds[name] for name in STAGES}

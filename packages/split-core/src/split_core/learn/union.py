@@ -62,6 +62,18 @@ class UnionFeatures(Features):
             start=torch.zeros((), device=self.tokens.device, dtype=self.tokens.dtype),
         )[..., :rows, :cols]
 
+    def spread(self, values: Float[Tensor, "t q q d"], tap: int | None) -> Float[Tensor, "b d _ _"]:
+        """Mixture of the pictures of the cells at all scales, by their weights."""
+        grid, q = self.layout.grid, values.shape[1]
+        rows, cols = grid.cells
+        levels = values.unflatten(0, (-1, grid.total)).split([grid.size(s) for s in range(grid.stages + 1)], dim=1)
+        total = torch.zeros((), device=values.device, dtype=values.dtype)
+        for s, (level, weight) in enumerate(zip(levels, self.weights, strict=True)):
+            b, (high, wide) = level.shape[0], grid.shape(s)
+            pictures = (level * weight[..., None, None, None]).view(b, high, wide, q, q, -1)
+            total = total + upsample(pictures.permute(0, 5, 1, 3, 2, 4).reshape(b, -1, high * q, wide * q), 1 << s)
+        return total[..., : rows * q, : cols * q]
+
     def weighted(
         self, pooling: Pooling, *, prefix: bool
     ) -> tuple[Float[Tensor, "n d"], Int[Tensor, " n"], Float[Tensor, " n"]]:
@@ -97,11 +109,14 @@ class UnionFeatures(Features):
         return cells.split([grid.size(s) for s in range(grid.stages + 1)], dim=1)
 
 
-def encode_union(model: SplitViT, pyramid: Pyramid, gates: Gates, *, taps: tuple[int, ...] = ()) -> UnionFeatures:
+def encode_union(
+    model: SplitViT, pyramid: Pyramid, gates: Gates, *, taps: tuple[int, ...] | None = None
+) -> UnionFeatures:
     """Run the backbone on every cell of the pyramid, each with its weight under the gates.
 
     Args:
         gates: of K * b images for a pyramid of b; row k * b + i is image i.
+        taps: as for `SplitViT.encode`.
     """
     batch = gates[0].shape[0]
     valid = pyramid.valid

