@@ -42,13 +42,13 @@ def test_all_fine_tokens_are_the_encoders_hidden_states(kind: str, layer: int) -
 
 def test_several_layers_are_taps() -> None:
     model, pixels = encoder("clip"), images(2, 56)
-    tower = VisionTower(model, layers=[-3, -1, 1])
-    assert (tower.taps, len(tower.blocks)) == ((0, 2, 0), 3)
+    tower = VisionTower(model, layers=[-1, -3, 1])
+    assert (tower.taps, tower.order, len(tower.blocks)) == ((0, 2), (1, 0, 0), 3)
     with torch.no_grad():
         wrapped = wrap(tower, Everywhere())
         states = model(pixels, output_hidden_states=True).hidden_states
-        for tap, index in ((0, 1), (2, 3)):
-            dense = wrapped.features(pixels, [tap])[0].flatten(2).transpose(1, 2)
+        for dense, index in zip(wrapped.features(pixels, tower.taps), (1, 3), strict=True):
+            dense = dense.flatten(2).transpose(1, 2)
             assert relative(dense, states[index][:, 1:]) < 1e-5
 
 

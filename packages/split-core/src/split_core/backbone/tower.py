@@ -128,8 +128,9 @@ class VisionTower(nn.Module):
         mean, std: normalisation of its images.
         checkpoint: where a task finds what belongs to it (projector, language model).
 
-    Attributes have timm's names: patch_embed, pos_embed, cls_token, blocks, norm_pre, norm ... There is no head, so that
-    the wrapped model returns the mean of the patch tokens. `taps`: numbers of the blocks read when there are several.
+    Attributes have timm's names: patch_embed, pos_embed, cls_token, blocks, norm_pre, norm ... There is no head: the
+    wrapped model returns the mean of the patch tokens. Where several layers are read, `taps` are the numbers of their
+    blocks, rising, and `order` says at which tap each of the layers is.
 
     Raises:
         SplitError: the encoder has other parts, or a layer that it does not have.
@@ -157,7 +158,8 @@ class VisionTower(nn.Module):
         after = [_blocks_before(index, depth) for index in ([layers] if isinstance(layers, int) else layers)]
         self.embeddings: Any = embeddings
         self.blocks = nn.ModuleList(TowerBlock(layer) for layer in encoder.layers[: max(after)])
-        self.taps = tuple(n - 1 for n in after) if len(after) > 1 else ()
+        self.taps = tuple(sorted({n - 1 for n in after})) if len(after) > 1 else ()
+        self.order = tuple(self.taps.index(n - 1) for n in after) if self.taps else ()
         self.norm_pre = getattr(inner, "pre_layrnorm", nn.Identity())  # transformers spells it so
         # hidden states come before the final norm
         self.norm = self.pos_drop = self.fc_norm = self.head_drop = self.head = nn.Identity()
