@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration, SiglipVisionConfig
 
 from split_core.errors import SplitError
 from split_tasks.vqa.expand import IGNORED, expand
 from split_tasks.vqa.llava import AdaptiveLlava
-from tiny import Everywhere, Logits, images, jitter, relative
+from tiny import Everywhere, Logits, images, relative
+from vqa_models import tiny_llava
 
 IMAGE, DENSE = 199, 16
-SIDES = {"image_size": 56, "patch_size": 14, "num_hidden_layers": 3, "num_attention_heads": 4}
-
-
-def tiny_llava(tower: str = "clip", **options: Any) -> LlavaForConditionalGeneration:
-    torch.manual_seed(0)
-    vision = {"clip": CLIPVisionConfig, "siglip": SiglipVisionConfig}[tower](
-        hidden_size=32, intermediate_size=64, **SIDES
-    )
-    text = LlamaConfig(
-        vocab_size=200, hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
-    config = LlavaConfig(
-        vision_config=vision, text_config=text, image_token_index=IMAGE, image_seq_length=DENSE, **options
-    )
-    return jitter(LlavaForConditionalGeneration(config), spread=0.05).eval()
 
 
 def words(count: int, seed: int) -> list[int]:

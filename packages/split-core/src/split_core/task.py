@@ -85,10 +85,12 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True)
 class TaskContext:
-    """What a task is built with: the class names of its data and the width of its backbone's tokens."""
+    """What a task is built with: the class names of its data, the width of its backbone's tokens, and the backbone
+    itself for a task whose head comes with it."""
 
     classes: tuple[str, ...]
     dim: int
+    backbone: nn.Module | None = None
 
 
 class Task(nn.Module):
@@ -96,9 +98,20 @@ class Task(nn.Module):
 
     metric_name: str = ""
 
-    def output(self, model: SplitViT | Reducer, features: Features) -> Any:
-        """The task's output for a batch, from the backbone's features."""
-        raise NotImplementedError(f"{type(self).__name__} does not define output(model, features)")
+    pretrained: bool = False
+    """What it says means something before any training: its head came with the model."""
+
+    def output(self, model: SplitViT | Reducer, features: Features, target: Target | None = None) -> Any:
+        """The task's output for a batch, from the backbone's features.
+
+        Args:
+            target: what the output may depend on (a question); None where images come alone, to be timed or drawn.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define output(model, features, target)")
+
+    def say(self, model: SplitViT | Reducer, features: Features, target: Target | None) -> list[str] | None:
+        """A few words for under each image's picture, or None."""
+        return None
 
     def error(self, output: Any, target: Target) -> Float[Tensor, " b"]:
         """E(x, M): one finite number per image, lower is better."""

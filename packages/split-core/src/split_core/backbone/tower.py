@@ -126,7 +126,7 @@ class VisionTower(nn.Module):
         layers: indices into its hidden states, as in LlavaConfig.vision_feature_layer: -2 is the input of the last
             layer. Blocks after the last of them are left out.
         mean, std: normalisation of its images.
-        checkpoint: where a task finds what belongs to it (projector, language model).
+        checkpoint: by what a task finds the parts that belong to it (projector, language model).
 
     Attributes have timm's names: patch_embed, pos_embed, cls_token, blocks, norm_pre, norm ... There is no head: the
     wrapped model returns the mean of the patch tokens. Where several layers are read, `taps` are the numbers of their
@@ -145,7 +145,7 @@ class VisionTower(nn.Module):
 
     def __init__(
         self, model: nn.Module, *, layers: int | Sequence[int] = -2, mean: Sequence[float] = (0.5, 0.5, 0.5),
-        std: Sequence[float] = (0.5, 0.5, 0.5), checkpoint: str | None = None,
+        std: Sequence[float] = (0.5, 0.5, 0.5), checkpoint: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
         inner: Any = getattr(model, "vision_model", model)

@@ -69,7 +69,9 @@ def main(config: RunConfig) -> None:
         path = folder / f"draw_{Path(config.draw.image).stem}.png"
         any_model = next(iter(learners.values())).model
         images = own_picture(config.draw.image, any_model.vit).to(session.device)
-        save(columns(session, {n: x for n, x in learners.items() if not chooser(x.model).analysis}, images, None), path)
+        target = None if config.draw.question is None else {"question": [config.draw.question]}
+        shown = {n: x for n, x in learners.items() if not chooser(x.model).analysis}
+        save(columns(session, shown, images, target), path)
     Console().print(str(path), soft_wrap=True, markup=False, highlight=False)
 
 
@@ -95,6 +97,7 @@ def columns(
     mean, std = info.mean[: images.shape[1]], info.std[: images.shape[1]]
     labels = None if target is None else target.get("label")
     truth = [""] * len(images) if labels is None else [str(session.classes[int(label)]) for label in labels]
+    truth = truth if target is None else target.get("question", truth)
     plain = [_enlarged(pixels) for pixels in to_rgb(images, mean, std)]
     result = [Column("image", plain, truth)]
     trained = (session.run_dir / "models").is_dir()
@@ -105,12 +108,15 @@ def columns(
             pyramid = model.pyramid(images)
             objects = None if target is None else objects_of(learner, target, pyramid.grid)
             layout = model.decide(pyramid, images, objects=objects, generator=generator)
-            output = learner.task.output(model, model.encode(pyramid, layout)) if trained else None
+            features = model.encode(pyramid, layout)
+            said = learner.task.say(model, features, target) if trained or learner.task.pretrained else None
+            output = learner.task.output(model, features) if trained and said is None else None
         captions = [f"{fraction:.2f}" for fraction in layout.token_fraction.tolist()]
         if isinstance(output, Tensor) and output.shape == (len(images), len(session.classes)):
             for index, guess in enumerate(output.argmax(1).tolist()):
                 right = "" if labels is None else " ✓" if guess == int(labels[index]) else " ✗"
                 captions[index] += f"   {session.classes[guess]}{right}"
+        captions = captions if said is None else said
         patch = model.embed.patch_size
         pictures = draw(images, layout, mean=mean, std=std, patch_size=patch, short_side=SIDE)
         result.append(Column(name, pictures, captions))

@@ -104,7 +104,7 @@ def _batch(session: Session, learner: Learner, batch: Mapping[str, Any], index: 
             generator = torch.Generator().manual_seed(step_seed(session.config.seed, f"eval/{draw}", index))
             features = model.forward_features(images, objects=objects, generator=generator)
             layout = features.layout
-            output = task.output(model, features)
+            output = task.output(model, features, target)
             error, score = task.error(output, target), task.score(output, target)
             on = objects if objects is not None else torch.zeros_like(layout.owner, dtype=torch.bool)
             numbers = {

@@ -171,7 +171,7 @@ class Session:
         torch.manual_seed(self.config.seed)
         config = self.config
         model = assemble(copy.deepcopy(self._vit), policy, config, budget=budget or config.budget, rule=rule)
-        task = registry.build("task", config.task, TaskContext(self.classes, self._vit.embed_dim))
+        task = registry.build("task", config.task, TaskContext(self.classes, self._vit.embed_dim, self._vit))
         learner = Learner(model.to(self.device), task.to(self.device))
         if config.init is not None:
             if not Path(config.init).is_file():

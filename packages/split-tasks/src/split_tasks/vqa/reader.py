@@ -118,6 +118,12 @@ class Reader(nn.Module):
         sample, column = wanted[:, columns].nonzero(as_tuple=True)
         return Answers(logits[sample, column], batch.labels[:, 1:][:, columns][sample, column], sample, len(batch.ids))
 
+    def prefill(self, batch: Expanded, visual: Float[Tensor, "t d"] | None) -> Answers:
+        """Logits of the first word of the answers that are not there yet, without labels."""
+        logits = self.language(**self.inputs(batch, visual), use_cache=False, logits_to_keep=1).logits[:, 0]
+        rows = torch.arange(len(batch.ids), device=logits.device)
+        return Answers(logits, torch.full_like(rows, IGNORED), rows, len(rows))
+
     @torch.no_grad()
     def generate(self, batch: Expanded, visual: Float[Tensor, "t d"] | None, **options: Any) -> Int[Tensor, "b new"]:
         """New tokens only. `options` are those of transformers' generate; the batch must be padded left."""
