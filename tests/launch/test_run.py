@@ -20,7 +20,7 @@ from split_core import registry, resolve
 from split_core.config import GROUPS, RunConfig
 
 LAUNCH = Path(run.__file__).parent
-NEEDED = {"imagefolder": ["data.root=."]}
+NEEDED = {"imagefolder": ["data.root=."], "llava": ["data.annotations=a.json", "data.root=."]}
 """Settings without a default, by data set."""
 
 

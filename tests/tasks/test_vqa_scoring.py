@@ -201,7 +201,8 @@ def test_an_answers_file_goes_on_where_a_kill_stopped_it(tmp_path: Path) -> None
         file.write(QUESTIONS[:2], ["a", "b"])
         file.write(QUESTIONS[2:4], ["c", "dé"])
     whole = path.read_bytes()
-    for cut in range(len(whole) + 1):  # killed after any byte
+    ends = [i + 1 for i, byte in enumerate(whole) if byte == 10]
+    for cut in sorted({*range(0, len(whole), 13), *ends, *(end - 1 for end in ends)}):  # killed after any byte
         path.write_bytes(whole[:cut])
         again = AnswersFile(path)
         left = again.left(QUESTIONS)

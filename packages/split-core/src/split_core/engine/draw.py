@@ -139,7 +139,7 @@ def save(table: list[Column], path: Path) -> None:
             top = TOP + y * down
             figure.figimage(np.asarray(picture), left, size[1] - top - height, origin="upper")
             at = ((left + width / 2) / size[0], 1 - (top + height + CAPTION / 2) / size[1])
-            figure.text(*at, caption, ha="center", va="center", fontsize=9)
+            figure.text(*at, caption, ha="center", va="center", fontsize=9, parse_math=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=DPI)
 

@@ -84,7 +84,9 @@ def answer_batch(
     """Answers, and the visual tokens of each image."""
     model = learner.model
     info, size = backbone_info(model.vit, stages=1, budget=None), tuple(model.vit.patch_embed.img_size)
-    context = DataContext("test", image_size=(size[0], size[1]), mean=info.mean, std=info.std)
+    channels = model.embed.proj.in_channels
+    mean, std = info.mean[:channels], info.std[:channels]
+    context = DataContext("test", image_size=(size[0], size[1]), mean=mean, std=std, in_chans=channels)
     pictures = [as_input(read_rgb(folder / question["image"]), context, (size[0], size[1])) for question in batch]
     images = torch.stack(pictures).to(model.embed.proj.weight.device)
     pyramid = model.pyramid(images)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +92,7 @@ class VisualQuestions(Task):
         given = self.answer(model, features, questions or [self.config.question] * features.batch)
         dense = features.layout.valid_cells.tolist()
         spent = zip(given, features.layout.lengths, dense, strict=True)
-        return [f"{answer}  ({count} of {of} tokens)" for answer, count, of in spent]
+        return [f"{_caption(answer)}  ({count} of {of} tokens)" for answer, count, of in spent]
 
     def objects(self, target: Target, grid: Grid, patch_size: tuple[int, int]) -> Bool[Tensor, "b r c"] | None:
         """Fine cells on labelled objects; None when the data has no masks."""
@@ -129,6 +130,11 @@ class KindAccuracy:
     def compute(self) -> dict[str, Any]:
         """{"accuracy_KIND": share right}, kinds sorted."""
         return {f"accuracy_{kind}": right / seen for kind, (right, seen) in sorted(self.counts.items())}
+
+
+def _caption(answer: str) -> str:
+    """A generated text on one short line."""
+    return textwrap.shorten("".join(sign if sign.isprintable() else " " for sign in answer), 40, placeholder=" ...")
 
 
 def conversations(target: Target) -> list[Sequence[Turn]]:
