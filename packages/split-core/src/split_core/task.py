@@ -93,12 +93,14 @@ class TaskContext:
         dim: width of the backbone's tokens.
         depth: L, its blocks.
         data: a split of the data set, for what only this task reads of it (`segment_classes` ...).
+        backbone: the backbone itself, for a task whose head comes with it.
     """
 
     classes: tuple[str, ...]
     dim: int
     depth: int = 0
     data: Dataset | None = None
+    backbone: nn.Module | None = None
 
 
 @runtime_checkable
@@ -128,9 +130,20 @@ class Task(nn.Module):
     model_head: ClassVar[bool] = True
     taps: tuple[int, ...] = ()
 
-    def output(self, model: SplitViT | Reducer, features: Features) -> Any:
-        """The task's output for a batch, from the backbone's features."""
-        raise NotImplementedError(f"{type(self).__name__} does not define output(model, features)")
+    pretrained: bool = False
+    """What it says means something before any training: its head came with the model."""
+
+    def output(self, model: SplitViT | Reducer, features: Features, target: Target | None = None) -> Any:
+        """The task's output for a batch, from the backbone's features.
+
+        Args:
+            target: what the output may depend on (a question); None where images come alone, to be timed or drawn.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define output(model, features, target)")
+
+    def say(self, model: SplitViT | Reducer, features: Features, target: Target | None) -> list[str] | None:
+        """A few words for under each image's picture, or None."""
+        return None
 
     def error(self, output: Any, target: Target) -> Float[Tensor, " b"]:
         """E(x, M): one finite number per image, lower is better."""

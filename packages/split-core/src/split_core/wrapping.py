@@ -29,7 +29,7 @@ def wrap(
     """Give a timm Vision Transformer adaptive patches.
 
     Args:
-        model: a timm VisionTransformer or Eva. It is used as it is, not copied.
+        model: a timm VisionTransformer or Eva, or a `VisionTower`. It is used as it is, not copied.
         policy: registered name, {"name": ..., setting: value}, or a SplitPolicy.
         stages: S, how often a coarse patch may split: coarse patches have side 2^S p.
         budget: token fraction rho to aim at.

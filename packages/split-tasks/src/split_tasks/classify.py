@@ -39,7 +39,9 @@ class Classify(Task):
         # One class more than the images have: what lies under no object.
         self.token_head = nn.Linear(context.dim, self.classes + 1) if config.token_loss > 0 else None
 
-    def output(self, model: SplitViT | Reducer, features: Features) -> Float[Tensor, "b k"]:
+    def output(
+        self, model: SplitViT | Reducer, features: Features, target: Target | None = None
+    ) -> Float[Tensor, "b k"]:
         """Logits of the classes."""
         return model.forward_head(features)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from split_core.plugins import Entry, hookimpl
 from split_tasks import configs
+from split_tasks.vqa import configs as vqa
 
 
 @hookimpl
@@ -12,6 +13,12 @@ def split_tasks() -> list[Entry]:
     return [
         Entry("cls", "split_tasks.classify:Classify", configs.ClassifyConfig, "image classification"),
         Entry("seg", "split_tasks.segment:Segment", configs.SegmentConfig, "semantic segmentation"),
+        Entry(
+            "vqa",
+            "split_tasks.vqa.task:VisualQuestions",
+            vqa.VisualQuestionsConfig,
+            "questions about images, answered by a frozen language model",
+        ),
     ]
 
 
@@ -55,6 +62,18 @@ def split_datasets() -> list[Entry]:
             configs.ADE20KConfig,
             "ADE20K as unpacked from ADEChallengeData2016.zip",
         ),
+        Entry(
+            "easy_vqa",
+            "split_tasks.vqa.data.easy:EasyVQA",
+            vqa.EasyVQAConfig,
+            "48,248 questions about 5,000 pictures of shapes, from the PyPI package easy-vqa",
+        ),
+        Entry(
+            "llava",
+            "split_tasks.vqa.data.llava:LlavaConversations",
+            vqa.LlavaDataConfig,
+            "conversations about your own pictures, in LLaVA's json",
+        ),
     ]
 
 
@@ -74,5 +93,11 @@ def split_models() -> list[Entry]:
         ),
         Entry(
             "eva02", "split_tasks.models.eva02:build", configs.Eva02Config, "EVA-02 for dense tasks: patch 16, no norm"
+        ),
+        Entry(
+            "llava",
+            "split_tasks.vqa.models:build",
+            vqa.LlavaModelConfig,
+            "the vision tower of a LLaVA 1.5 checkpoint of transformers, for task=vqa",
         ),
     ]

@@ -26,7 +26,7 @@ class Quadrant(Task):
         super().__init__()
         self.head = nn.Linear(context.dim, len(context.classes))
 
-    def output(self, model: SplitViT | Reducer, features: Features) -> Tensor:
+    def output(self, model: SplitViT | Reducer, features: Features, target: Target | None = None) -> Tensor:
         return self.head(area_mean(features.patches, features.layout))
 
     def error(self, output: Tensor, target: Target) -> Tensor:

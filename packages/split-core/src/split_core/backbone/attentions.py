@@ -10,10 +10,11 @@ from jaxtyping import Float
 from timm.layers.attention import AttentionRope
 from timm.models.eva import EvaAttention
 from timm.models.vision_transformer import Attention  # type: ignore[attr-defined]
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from split_core.backbone.stream import Stream
+from split_core.backbone.tower import TowerAttention
 
 Heads = tuple[Float[Tensor, "T h e"], Float[Tensor, "T k e"], Float[Tensor, "T k e"]]
 
@@ -72,7 +73,7 @@ def _eva(attn: Any, x: Tensor) -> Heads:
     return F.linear(x, attn.qkv.weight, bias).unflatten(-1, (3, attn.num_heads, -1)).unbind(1)
 
 
-ATTENTION: dict[type[nn.Module], Callable[[Any, Tensor], Heads]] = {
-    Attention: _fused, AttentionRope: _rope, EvaAttention: _eva,
+ATTENTION: dict[type, Callable[[Any, Tensor], Heads]] = {
+    Attention: _fused, AttentionRope: _rope, EvaAttention: _eva, TowerAttention: _split,
 }  # fmt: skip
 """Attention class -> its queries, keys and values."""

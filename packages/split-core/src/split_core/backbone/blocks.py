@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from split_core.backbone.attentions import run_attention
 from split_core.backbone.stream import Stream, drop_path
+from split_core.backbone.tower import TowerBlock
 
 Executor = Callable[[Any, Tensor, Stream], Tensor]
 
@@ -86,9 +87,9 @@ def _scaled(x: Tensor, gamma: Tensor | None) -> Tensor:
 BLOCKS: dict[type[nn.Module], Executor] = {
     Block: run_block, EvaBlock: run_eva_block, ResPostBlock: run_post_norm_block,
     EvaBlockPostNorm: run_post_norm_block, ParallelScalingBlock: run_parallel_block,
-    ParallelThingsBlock: run_things_block,
+    ParallelThingsBlock: run_things_block, TowerBlock: run_block,
 }  # fmt: skip
-BETWEEN: tuple[type[nn.Module], ...] = (Block, EvaBlock)
+BETWEEN: tuple[type[nn.Module], ...] = (Block, EvaBlock, TowerBlock)
 """Blocks whose executors call `Stream.between`."""
 
 

@@ -10,9 +10,10 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from split_core.backbone.probe import probe, probe_pool
+from split_core.backbone.tower import VisionTower
 from split_core.errors import SplitError
 
-Backbone = VisionTransformer | Eva
+Backbone = VisionTransformer | Eva | VisionTower
 FAMILIES = (VisionTransformerDistilled, VisionTransformer, Eva)
 """Subclasses first: a model is judged by the first of these that it is."""
 REPLACED = ("forward", "forward_features", "_pos_embed", "forward_head", "pool")
@@ -35,6 +36,10 @@ def check_backbone(model: nn.Module) -> Backbone:
             f"cannot wrap a {name}: a timm VisionTransformer or Eva is needed (ViT, DeiT, CLIP, SigLIP, DINOv2, "
             f"DINOv3, EVA-02, PE), whose tokens are independent of a fixed grid{why}"
         )
+    if isinstance(model, VisionTower):
+        for index, block in enumerate(model.blocks):
+            probe(block, index, model.embed_dim)
+        return model
     family = next(family for family in FAMILIES if isinstance(model, family))
     for method in REPLACED:
         if getattr(type(model), method) is not getattr(family, method) or method in vars(model):

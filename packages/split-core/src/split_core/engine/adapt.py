@@ -76,7 +76,7 @@ class AdaptStep(nn.Module):
         self, images: Tensor, target: Mapping[str, Any], masks: Any, generator: torch.Generator
     ) -> dict[str, Tensor]:
         features, fraction, further = self.read(images, masks, generator)
-        output = self.task.output(self.model, features)
+        output = self.task.output(self.model, features, target)
         loss = self.task.loss(output, target, features)
         result = {"loss": loss, "error": self.task.error(output, target).mean().detach(), "token_fraction": fraction}
         for name, value in further.items():

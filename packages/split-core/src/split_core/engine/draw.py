@@ -69,7 +69,9 @@ def main(config: RunConfig) -> None:
         path = folder / f"draw_{Path(config.draw.image).stem}.png"
         any_model = next(iter(learners.values())).model
         images = own_picture(config.draw.image, any_model.vit).to(session.device)
-        save(columns(session, {n: x for n, x in learners.items() if not chooser(x.model).analysis}, images, None), path)
+        target = None if config.draw.question is None else {"question": [config.draw.question]}
+        shown = {n: x for n, x in learners.items() if not chooser(x.model).analysis}
+        save(columns(session, shown, images, target), path)
     Console().print(str(path), soft_wrap=True, markup=False, highlight=False)
 
 
@@ -96,6 +98,7 @@ def columns(
     mean, std = info.mean[: images.shape[1]], info.std[: images.shape[1]]
     labels = None if target is None else target.get("label")
     truth = [""] * len(images) if labels is None else [str(session.classes[int(label)]) for label in labels]
+    truth = truth if target is None else target.get("question", truth)
     plain = [_enlarged(pixels) for pixels in to_rgb(images, mean, std)]
     result = [Column("image", plain, truth)]
     size = (images.shape[2], images.shape[3])
@@ -110,12 +113,15 @@ def columns(
             pyramid = model.pyramid(images)
             objects = None if target is None else objects_of(learner, target, pyramid.grid)
             layout = model.decide(pyramid, images, objects=objects, generator=generator)
-            output = learner.task.output(model, model.encode(pyramid, layout)) if trained else None
+            features = model.encode(pyramid, layout)
+            said = learner.task.say(model, features, target) if trained or learner.task.pretrained else None
+            output = learner.task.output(model, features) if trained and said is None else None
         captions = [f"{fraction:.2f}" for fraction in layout.token_fraction.tolist()]
         if isinstance(output, Tensor) and output.shape == (len(images), len(session.classes)):
             for index, guess in enumerate(output.argmax(1).tolist()):
                 right = "" if labels is None else " ✓" if guess == int(labels[index]) else " ✗"
                 captions[index] += f"   {session.classes[guess]}{right}"
+        captions = captions if said is None else said
         patch = model.embed.patch_size
         pictures = draw(images, layout, mean=mean, std=std, patch_size=patch, short_side=SIDE)
         result.append(Column(name, pictures, captions))
@@ -145,7 +151,7 @@ def save(table: list[Column], path: Path) -> None:
             top = TOP + y * down
             figure.figimage(np.asarray(picture), left, size[1] - top - height, origin="upper")
             at = ((left + width / 2) / size[0], 1 - (top + height + CAPTION / 2) / size[1])
-            figure.text(*at, caption, ha="center", va="center", fontsize=9)
+            figure.text(*at, caption, ha="center", va="center", fontsize=9, parse_math=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=DPI)
 

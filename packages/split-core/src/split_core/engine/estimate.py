@@ -123,17 +123,18 @@ def error_of(session: Session, learner: Learner, images: Tensor, target: Target)
     model, task = learner.split, learner.task
 
     def of_task(features: Features) -> Tensor:
-        return task.error(task.output(model, features), repeat_target(target, features.batch // images.shape[0]))
+        repeated = repeat_target(target, features.batch // images.shape[0])
+        return task.error(task.output(model, features, repeated), repeated)
 
     if session.config.error == "task":
         return of_task
     with torch.no_grad(), session.accelerator.autocast():
         pyramid = model.pyramid(images)
         fine = uniform_splits(pyramid.grid, pyramid.batch, split=True, device=images.device)
-        dense = task.output(model, model.encode(pyramid, build_layout(fine, pyramid.valid)))
+        dense = task.output(model, model.encode(pyramid, build_layout(fine, pyramid.valid)), target)
 
     def of_distance(features: Features) -> Tensor:
-        reference = repeat_target({"dense": dense}, features.batch // images.shape[0])["dense"]
-        return task.distance(task.output(model, features), reference)
+        repeated = repeat_target({**target, "dense": dense}, features.batch // images.shape[0])
+        return task.distance(task.output(model, features, repeated), repeated["dense"])
 
     return of_distance

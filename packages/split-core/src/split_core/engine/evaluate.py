@@ -140,7 +140,7 @@ def _batch(
             generator = torch.Generator().manual_seed(step_seed(session.config.seed, f"eval/{draw}", index))
             features = model.forward_features(images, objects=objects, generator=generator)
             layout = features.layout
-            output = task.output(model, features)
+            output = task.output(model, features, target)
             error, score = task.error(output, target), task.score(output, target)
             if metric is not None:
                 metric.update(output, target)

@@ -181,7 +181,7 @@ class Session:
         torch.manual_seed(self.config.seed)
         config = self.config
         model = assemble(copy.deepcopy(self._vit), policy, config, budget=budget or config.budget, rule=rule)
-        context = TaskContext(self.classes, self._vit.embed_dim, len(self._vit.blocks), self.described)
+        context = TaskContext(self.classes, self._vit.embed_dim, len(self._vit.blocks), self.described, self._vit)
         task = registry.build("task", config.task, context)
         model.taps = task.taps
         learner = Learner(model.to(self.device), task.to(self.device))

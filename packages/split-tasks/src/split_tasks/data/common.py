@@ -32,13 +32,13 @@ def check_index(index: int, length: int) -> int:
 def collate(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Stack images and every target that is one tensor or number per image; keep ragged ones as lists.
 
-    "boxes" and "labels" (objects per image differ) and strings stay lists of b.
+    "boxes" and "labels" (objects per image differ), strings and tuples stay lists of b.
     """
     targets = [sample["target"] for sample in samples]
     batch: dict[str, Any] = {}
     for key in targets[0] if targets else ():
         values = [target[key] for target in targets]
-        if key in RAGGED or isinstance(values[0], str):
+        if key in RAGGED or isinstance(values[0], str | tuple):
             batch[key] = values
         elif isinstance(values[0], Tensor):
             batch[key] = torch.stack(values)

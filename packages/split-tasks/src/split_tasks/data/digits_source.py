@@ -83,18 +83,26 @@ def _load(split: str, size: int, digit: tuple[int, int], fragment: tuple[int, in
     return Source(pixels, tiles, sized, labels[ids], ids, cut_fragments(sized[-1], digit[1], fragment, split))
 
 
-def package_file(package: str, install: str, *parts: str) -> Path:
+def package_file(
+    package: str, install: str, *parts: str, what: str = "data=digits", how: str = "split-tasks[digits]"
+) -> Path:
     """A file inside an installed package, without importing it.
+
+    Args:
+        package: its import name.
+        install: its name on PyPI.
+        parts: path of the file inside it.
+        what, how: for messages: who needs it, and what pip installs.
 
     Raises:
         ValueError: the package or the file is missing.
     """
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise SplitError(f"data=digits needs {install}, which is not installed: pip install split-tasks[digits]")
+        raise SplitError(f"{what} needs {install}, which is not installed: pip install {how}")
     path = Path(next(iter(spec.submodule_search_locations))).joinpath(*parts)
     if not path.is_file():
-        raise SplitError(f"data=digits: {path} is missing from {install}: pip install --upgrade split-tasks[digits]")
+        raise SplitError(f"{what}: {path} is missing from {install}: pip install --upgrade {how}")
     return path
 
 
