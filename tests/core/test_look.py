@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from split_core.errors import SplitError
+from split_core.flops import backbone_flops, forward_flops
 from split_core.policy import SplitPolicy, StageView
 from split_core.quadtree import build_layout, uniform_splits
 from split_core.wrapping import wrap
@@ -132,3 +133,19 @@ def test_registered_policies_with_context(name: str, stages: int) -> None:
 def test_a_depth_beyond_the_backbone_is_refused() -> None:
     with pytest.raises(SplitError, match=r"policy.depth=3: a backbone of 3 blocks allows at most 2"):
         wrap(tiny_vit(depth=3), {"name": "late", "depth": 3})
+
+
+def test_a_look_counts_in_the_flops_and_carrying_saves_them() -> None:
+    """At one half of the tokens in every block: beside the mixed sequence, or in its place."""
+    picture = images(1)
+    plain, look, late = wrap(tiny_vit(depth=3), Bright()), looking(2), looking(2, carries=True)
+    layout = look.tokenize(picture)
+    tokens, coarse = int(layout.counts), 4
+    mixed, once = (float(backbone_flops(plain.vit, n)) for n in (tokens, coarse))
+    assert forward_flops(plain, layout).item() == mixed
+    embedding = 2 * plain.vit.patch_embed.proj.weight.numel()
+    blocks = (once - coarse * embedding) / 3
+    assert forward_flops(look, layout).item() == pytest.approx(mixed + 2 * blocks + coarse * embedding)
+    assert forward_flops(late, layout).item() == pytest.approx(
+        (mixed - tokens * embedding) / 3 + 2 * blocks + coarse * embedding
+    )

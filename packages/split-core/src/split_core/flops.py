@@ -31,6 +31,24 @@ def layer_flops(vit: Any, layers: Layers) -> Any:
     return total
 
 
+def forward_flops(model: Any, layout: Any) -> Any:
+    """FLOPs of a splitting or reducing model for each image of the layout that it made.
+
+    A look through the first blocks (`SplitPolicy.depth`) counts: beside the mixed sequence, or in its place where the
+    mixed sequence goes on from there.
+    """
+    vit, depth = model.vit, getattr(model, "depth", 0)
+    layers = layout.per_layer(len(vit.blocks))
+    if not depth:
+        return layer_flops(vit, layers)
+    unit = 1 << layout.grid.stages
+    coarse = np.prod([-(-cells // unit) for cells in layout.grid.cells])
+    look = [(coarse, coarse)] * depth
+    if model.carries:
+        return layer_flops(vit, look + list(layers[depth:]))
+    return layer_flops(vit, layers) + layer_flops(vit, look)
+
+
 def backbone_flops(vit: Any, patches: Any) -> Any:
     """The same for an image of `patches` patch tokens in every layer (array or number)."""
     return layer_flops(vit, [(patches, patches)] * len(vit.blocks))

@@ -31,7 +31,7 @@ from split_core.engine.results import write_json
 from split_core.engine.session import Learner, Session, provenance
 from split_core.engine.timing import Run, Timing, interleave, stages
 from split_core.errors import SplitError
-from split_core.flops import ideal_speedup, layer_flops
+from split_core.flops import forward_flops, ideal_speedup
 from split_core.model import SplitViT
 from split_core.reduced import Reduced
 from split_core.reducer import Reducer
@@ -237,7 +237,7 @@ def _describe(variant: Variant, batches: Sequence[Images], repeats: int) -> dict
         assert model.layout is not None
         counts += list(model.layout.lengths)
         fractions += model.layout.token_fraction.tolist()
-        flops += layer_flops(model.vit, model.layout.per_layer(len(model.vit.blocks))).tolist()
+        flops += forward_flops(model, model.layout).tolist()
     result: dict[str, Any] = {
         "token_fraction": sum(fractions) / len(fractions), "tokens_per_image": sum(counts) / len(counts),
         "tokens_range": [min(counts), max(counts)], "ideal_speedup": ideal_speedup(model.vit, _cells(model.vit), flops),

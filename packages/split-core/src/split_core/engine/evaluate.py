@@ -27,7 +27,7 @@ from split_core.engine.results import RESULTS, write_json
 from split_core.engine.session import Learner, Session, open_run, provenance
 from split_core.engine.timing import Timing
 from split_core.files import write_whole
-from split_core.flops import ideal_speedup, layer_flops
+from split_core.flops import forward_flops, ideal_speedup
 from split_core.task import Metric
 
 Array = NDArray[Any]
@@ -152,7 +152,7 @@ def _batch(
                 "error": error,
                 "fraction": task.per_image(layout.token_fraction * cells, target) / task.per_image(cells, target),
                 "tokens": layout.counts,
-                "flops": torch.from_numpy(layer_flops(model.vit, layout.per_layer(len(model.vit.blocks)))),
+                "flops": torch.from_numpy(forward_flops(model, layout)),
                 "object_hits": counted(fine & on),
                 "object_cells": counted(on),
                 "boundary_hits": counted(fine & edge),
