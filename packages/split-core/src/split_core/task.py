@@ -7,7 +7,7 @@ of a task (metric, target cells of objects for recall) hangs here too, so that t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -212,7 +212,7 @@ def _repeated(value: Any, times: int) -> Any:
     """Tensors and lists of b repeated; of a dataclass (an output, say) its tensors."""
     if isinstance(value, Tensor):
         return torch.cat([value] * times)
-    if not is_dataclass(value) or isinstance(value, type):
+    if isinstance(value, list | tuple):
         return list(value) * times
     held = {field.name: getattr(value, field.name) for field in fields(value)}
     return replace(value, **{name: _repeated(x, times) for name, x in held.items() if isinstance(x, Tensor)})

@@ -97,8 +97,8 @@ class Segment(Task):
             path = config.weights.expanduser()
             load_strict(self.head, read_weights(path), source=str(path), head=None)
 
-    def output(self, model: SplitViT | Reducer, features: Features) -> Prediction:
-        """Logits over the canvas of every row."""
+    def output(self, model: SplitViT | Reducer, features: Features, target: Target | None = None) -> Prediction:
+        """Logits over the canvas of every row; they depend on no target."""
         result = self.head(features)
         logits, auxiliary = result if isinstance(result, tuple) else (result, None)
         patch, cells = model.embed.patch_size, features.layout.grid.cells

@@ -156,6 +156,7 @@ class VisionTower(nn.Module):
             )
         depth = len(encoder.layers)
         after = [_blocks_before(index, depth) for index in ([layers] if isinstance(layers, int) else layers)]
+        assert embeddings is not None
         self.embeddings: Any = embeddings
         self.blocks = nn.ModuleList(TowerBlock(layer) for layer in encoder.layers[: max(after)])
         self.taps = tuple(sorted({n - 1 for n in after})) if len(after) > 1 else ()
@@ -163,11 +164,11 @@ class VisionTower(nn.Module):
         self.norm_pre = getattr(inner, "pre_layrnorm", nn.Identity())  # transformers spells it so
         # hidden states come before the final norm
         self.norm = self.pos_drop = self.fc_norm = self.head_drop = self.head = nn.Identity()
-        self.embed_dim = int(embeddings.patch_embedding.out_channels)
+        self.embed_dim = int(self.embeddings.patch_embedding.out_channels)
         self.num_prefix_tokens = int(hasattr(embeddings, "class_embedding"))
         self.pretrained_cfg = {"mean": tuple(mean), "std": tuple(std)}
         self.checkpoint = checkpoint
-        rows = embeddings.position_embedding.weight.shape[0] - self.num_prefix_tokens
+        rows = self.embeddings.position_embedding.weight.shape[0] - self.num_prefix_tokens
         grid = self.patch_embed.grid_size
         if grid[0] * grid[1] != rows:
             raise SplitError(f"the vision tower has {rows} positions and a grid of {grid[0]}x{grid[1]} patches")

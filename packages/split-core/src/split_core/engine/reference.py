@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -24,7 +24,7 @@ def dense_reference(learner: Learner) -> Callable[[Images], Any]:
 
     Nothing adaptive takes part: no pyramid, no decision, no packing.
     """
-    model, vit = learner.model, learner.model.vit
+    model, vit = learner.model, cast(Any, learner.model.vit)
     if learner.task.model_head:
         return vit
 

@@ -86,7 +86,7 @@ def stages(
 
     The stages are the calls that a forward makes, made one by one; `blocks` is what `encode` takes beyond `pack`.
     """
-    model = learner.model
+    model = learner.split
     watch = _Watch(images.device, clock)
     for _ in range(warmup + repeats):
         with watch("pyramid"):

@@ -82,7 +82,7 @@ def answer_batch(
     learner: Learner, task: VisualQuestions, batch: Sequence[Record], folder: Path, options: dict[str, Any]
 ) -> tuple[list[str], tuple[int, ...]]:
     """Answers, and the visual tokens of each image."""
-    model = learner.model
+    model = learner.split
     info, size = backbone_info(model.vit, stages=1, budget=None), tuple(model.vit.patch_embed.img_size)
     channels = model.embed.proj.in_channels
     mean, std = info.mean[:channels], info.std[:channels]
@@ -104,7 +104,7 @@ def chosen(session: Session, name: str | None) -> Learner:
     if (session.run_dir / "models").is_dir():
         return deployed(session, methods[name])
     learner = session.learner(own_settings(session.config, methods[name].policy), rule=session.config.decision).eval()
-    if learner.model.policy.learned:
+    if learner.split.policy.learned:
         raise SplitError(f"policy {name} is learned, and {session.run_dir} holds no trained weights")
     return learner
 

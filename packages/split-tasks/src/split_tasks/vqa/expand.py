@@ -76,7 +76,7 @@ def expand(
             ids, image, learned = _cut(ids, image, learned, limit, truncate=truncate, name=name)
         rows.append((ids.masked_fill(image, 0), torch.ones_like(image), image, learned))
     length = max((len(row[0]) for row in rows), default=0)
-    parts = list(zip(*rows, strict=True)) or [[], [], [], []]
+    parts: list[Sequence[Tensor]] = [[row[field] for row in rows] for field in range(4)]
     fill = (0, False, False, IGNORED)
     return Expanded(*(_padded(part, length, value, side) for part, value in zip(parts, fill, strict=True)))
 

@@ -107,7 +107,7 @@ def smollm2() -> Path:
     if not folder.is_dir():
         with one_line(f"task.language=smollm2: cannot convert {file}"), whole_folder(folder) as work:
             tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-            model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+            model: Any = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
             model.config.quantization_config = None
             model.hf_quantizer = None
             model.is_quantized = False

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -124,7 +124,7 @@ class AdaptiveLlava(nn.Module):
         prompts, kept = collapse(prompts, images, image_token=token, dense=self.dense_tokens)
         if learned is not None:
             learned = [row[keep] for row, keep in zip(learned, kept, strict=True)]
-        visual, lengths = None, iter(())
+        visual, lengths = None, iter(list[int]())
         if pixel_values is not None:
             features = self.encode(pixel_values, layout)
             visual, counts = visual_tokens(features, self.tower.vit, whole=self.whole)
@@ -137,7 +137,9 @@ class AdaptiveLlava(nn.Module):
         """Features of the tower, with the layers that the projector reads."""
         pixels = pixel_values.to(self.tower.embed.proj.weight.dtype)
         pyramid = self.tower.pyramid(pixels)
-        return self.tower.encode(pyramid, layout or self.tower.decide(pyramid, pixels), taps=self.tower.vit.taps)
+        return self.tower.encode(
+            pyramid, layout or self.tower.decide(pyramid, pixels), taps=cast(Any, self.tower.vit).taps
+        )
 
 
 def keeps_prefix(config: LlavaConfig, tower: VisionTower) -> bool:
