@@ -67,11 +67,18 @@ def test_warm_up_rounds_do_not_count_and_the_median_does() -> None:
     assert found["a"].speedup == 2.0
 
 
+class Plain(Task):
+    """The model's own head."""
+
+    def output(self, model: SplitViT | Reducer, features: Features, target: Target | None = None) -> Tensor:
+        return model.forward_head(features)
+
+
 def test_stages_are_those_of_the_forward() -> None:
     model = wrap(tiny_vit(), policy=Logits(), budget=0.7).eval()
     images = torch.randn(3, 3, 32, 32)
     ticks = iter(range(1_000_000))
-    taken = stages(model, images, repeats=2, warmup=1, clock=lambda: float(next(ticks)))
+    taken = stages(Learner(model, Plain()), images, repeats=2, warmup=1, clock=lambda: float(next(ticks)))
     assert tuple(taken) == STAGES
     assert taken == {"pyramid": 1.0, "decide": 1.0, "pack": 1.0, "blocks": 0.0, "head": 1.0}
 
