@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, distributed
 
 from split_core.errors import SplitError
 from split_core.task import Target, Task, TaskContext
@@ -23,6 +23,7 @@ from split_tasks.vqa.reader import Answers, Projector, Reader, visual_tokens
 if TYPE_CHECKING:
     from split_core.features import Features
     from split_core.model import SplitViT
+    from split_core.reducer import Reducer
 
 
 class VisualQuestions(Task):
@@ -51,7 +52,7 @@ class VisualQuestions(Task):
         self.reader = Reader(language.model, projector.float().requires_grad_(True), language.image_token)
         self.taps: tuple[int, ...] = getattr(context.backbone, "taps", ())
 
-    def output(self, model: SplitViT, features: Features, target: Target | None = None) -> Answers:
+    def output(self, model: SplitViT | Reducer, features: Features, target: Target | None = None) -> Answers:
         """Logits at the answers' tokens.
 
         Args:
@@ -77,7 +78,9 @@ class VisualQuestions(Task):
         """Accuracy by kind of question."""
         return KindAccuracy()
 
-    def answer(self, model: SplitViT, features: Features, questions: Sequence[str], **options: Any) -> list[str]:
+    def answer(
+        self, model: SplitViT | Reducer, features: Features, questions: Sequence[str], **options: Any
+    ) -> list[str]:
         """Generated answers, greedy unless options of transformers' generate say otherwise."""
         visual, counts = visual_tokens(features, model.vit, whole=self.whole)
         batch = self.prompts({"question": questions}, counts).to(visual.device)
@@ -86,7 +89,7 @@ class VisualQuestions(Task):
         new = self.reader.generate(batch, visual, **settings)
         return [text.strip() for text in self.tokenizer.batch_decode(new, skip_special_tokens=True)]
 
-    def say(self, model: SplitViT, features: Features, target: Target | None) -> list[str]:
+    def say(self, model: SplitViT | Reducer, features: Features, target: Target | None) -> list[str]:
         """The answer to each image's question, and the visual tokens that it took."""
         questions = None if target is None else target.get("question")
         given = self.answer(model, features, questions or [self.config.question] * features.batch)
@@ -128,8 +131,14 @@ class KindAccuracy:
             seen[1] += 1
 
     def compute(self) -> dict[str, Any]:
-        """{"accuracy_KIND": share right}, kinds sorted."""
-        return {f"accuracy_{kind}": right / seen for kind, (right, seen) in sorted(self.counts.items())}
+        """{"accuracy_KIND": share right} over all processes, kinds sorted."""
+        parts: list[Any] = [self.counts]
+        if distributed.is_available() and distributed.is_initialized():
+            parts = [None] * distributed.get_world_size()
+            distributed.all_gather_object(parts, self.counts)
+        kinds = sorted({kind for part in parts for kind in part})
+        total = {kind: [sum(part.get(kind, (0, 0))[i] for part in parts) for i in (0, 1)] for kind in kinds}
+        return {f"accuracy_{kind}": right / seen for kind, (right, seen) in total.items()}
 
 
 def _caption(answer: str) -> str:
