@@ -6,11 +6,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from split_core import wrap
+from split_core.engine.session import Learner
 from split_core.engine.timing import STAGES, interleave, stages
+from split_core.features import Features
 from split_core.flops import backbone_flops, ideal_speedup
+from split_core.model import SplitViT
+from split_core.reducer import Reducer
+from split_core.task import Target, Task
 from tiny import Logits, tiny_vit
 
 CPU = torch.device("cpu")

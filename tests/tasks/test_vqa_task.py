@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from split_core import resolve
 from split_core.engine import draw, evaluate, train
 from split_core.errors import SplitError
-from split_core.task import DataContext, TaskContext, repeat_target
+from split_core.task import DataContext, ModelContext, TaskContext, repeat_target
 from split_core.wrapping import wrap
 from split_tasks.vqa import answer
 from split_tasks.vqa.configs import LlavaDataConfig, LlavaModelConfig, VisualQuestionsConfig
@@ -165,28 +165,56 @@ RUN: dict[str, Any] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:Glyph")  # an untrained model writes anything
-def test_a_run_through_the_engine(language: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("calibration", "masks"):
-        monkeypatch.setattr(f"split_core.engine.{module}.CALIBRATION_IMAGES", 8)
-    run_dir = tmp_path / "run"
-    changes = {"run_dir": str(run_dir), "task": {"language": language}}
-    train.main(resolve.load(resolve.merge(RUN, changes)))
-    rows = {row["method"]: row for row in json.loads((run_dir / "results.json").read_text())["rows"]}
+@pytest.fixture(scope="module")
+def trained(language: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Settings of a finished run, with a picture of one's own beside it."""
+    folder = tmp_path_factory.mktemp("trained")
+    Image.new("RGB", (90, 70), "teal").save(folder / "picture.png")
+    settings = resolve.merge(RUN, {"run_dir": str(folder / "run"), "task": {"language": language}})
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("calibration", "masks"):
+            patch.setattr(f"split_core.engine.{module}.CALIBRATION_IMAGES", 8)
+        train.main(resolve.load(settings))
+    return settings
+
+
+def test_a_run_through_the_engine(trained: dict[str, Any]) -> None:
+    results = json.loads((Path(trained["run_dir"]) / "results.json").read_text())
+    rows = {row["method"]: row for row in results["rows"]}
     assert list(rows) == ["entropy", "xattn_warmstart", "xattn"]
     assert 0 < rows["xattn"]["error"] < 20
-    picture = tmp_path / "picture.png"
-    Image.new("RGB", (90, 70), "teal").save(picture)
-    asked = {"do": "draw", "draw": {"image": str(picture), "question": "what colour?"}}
-    draw.main(resolve.load(resolve.merge(RUN, changes | asked)))
+
+
+def test_a_question_about_a_picture_of_ones_own(trained: dict[str, Any]) -> None:
+    run_dir = Path(trained["run_dir"])
+    asked = {"do": "draw", "draw": {"image": str(run_dir.parent / "picture.png"), "question": "what colour?"}}
+    draw.main(resolve.load(resolve.merge(trained, asked)))
     assert (run_dir / "report" / "draw_picture.png").is_file()
-    questions = tmp_path / "questions.jsonl"
+
+
+def test_a_question_file_is_answered(
+    trained: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("split_core.engine.calibration.CALIBRATION_IMAGES", 8)
+    questions, answers = tmp_path / "questions.jsonl", tmp_path / "a.jsonl"
     rows = [{"question_id": i, "image": "picture.png", "text": f"what {i}?"} for i in range(3)]
     questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = [f"run_dir={run_dir}", f"questions={questions}", f"images={tmp_path}", f"answers={tmp_path / 'a.jsonl'}"]
+    folder = Path(trained["run_dir"]).parent
+    command = [f"run_dir={folder / 'run'}", f"questions={questions}", f"images={folder}", f"answers={answers}"]
     assert answer.main([*command, "method=entropy", "batch_size=2"]) == 0
-    answers = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
-    assert [line["question_id"] for line in answers] == [0, 1, 2]
+    assert [json.loads(line)["question_id"] for line in answers.read_text().splitlines()] == [0, 1, 2]
+    assert answer.main([*command, "method=entropy"]) == 0
+    assert "0 answered" in capsys.readouterr().out
+    for wrong, message in (
+        ("method=entropi", "Did you mean entropy?"),
+        ("batch_size=0", "batch_size: "),
+        (f"run_dir={tmp_path}", "there is no "),
+        (f"images={tmp_path / 'absent'}", "there is no such folder"),
+    ):
+        assert answer.main([*command, wrong]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
 
 
 def turn(speaker: str, text: str) -> dict[str, str]:
@@ -194,7 +222,9 @@ def turn(speaker: str, text: str) -> dict[str, str]:
 
 
 def conversations(tmp_path: Path, count: int = 12) -> dict[str, Any]:
-    Image.new("RGB", (40, 20), "red").save(tmp_path / "p.png")
+    picture = Image.effect_noise((40, 20), 90).convert("RGB")
+    picture.paste("red", (20, 0, 40, 20))
+    picture.save(tmp_path / "p.png")
     records = [
         {
             "id": f"r{i}", "image": "p.png",
@@ -226,7 +256,7 @@ def test_a_llava_checkpoint_through_the_engine(
     run_dir = tmp_path / "run"
     train.main(resolve.load(resolve.merge(run, {"run_dir": str(run_dir)})))
     rows = {row["method"]: row for row in json.loads((run_dir / "results.json").read_text())["rows"]}
-    assert rows["entropy"]["token_fraction"] < 0.75 < rows["dense"]["token_fraction"]
+    assert 0.25 <= rows["entropy"]["token_fraction"] < rows["dense"]["token_fraction"] == 1
     recipe = tmp_path / "plain.yaml"
     recipe.write_text(json.dumps(run))
     questions = tmp_path / "questions.jsonl"
@@ -238,7 +268,7 @@ def test_a_llava_checkpoint_through_the_engine(
 
 def test_the_parts_of_a_checkpoint_belong_together(checkpoint: str) -> None:
     config = LlavaModelConfig(checkpoint=checkpoint)
-    tower = build(config, type("Context", (), {"in_chans": None})())
+    tower = build(config, ModelContext(0))
     task = VisualQuestions(VisualQuestionsConfig(), TaskContext((), 32, tower))
     assert task.pretrained
     assert task.template is TEMPLATES["vicuna"]
@@ -288,5 +318,5 @@ def test_pictures_become_squares_on_the_mean_colour() -> None:
     context = DataContext("test", mean=(0.4, 0.4, 0.4), std=(0.2, 0.2, 0.2))
     pixels = as_input(picture, context, (8, 8))
     assert pixels.shape == (3, 8, 8)
-    assert pixels[:, 0].abs().max() < 0.02
+    assert pixels[:, 0].abs().max() < 0.05
     assert pixels[0, 4, 4] == pytest.approx(3.0, abs=0.01)

@@ -189,10 +189,19 @@ class VisionTower(nn.Module):
 
     def tokens(self, images: Float[Tensor, "b ch H W"]) -> Float[Tensor, "b n d"]:
         """What the dense encoder gives after the last block read, the class token included."""
-        x = self.norm_pre(self.embeddings(images))
-        for block in self.blocks:
+        return self.forward_intermediates(images, indices=[])[0]
+
+    def forward_intermediates(
+        self, images: Float[Tensor, "b ch H W"], indices: Any, **_: Any
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """Tokens after the last block, and (patches, prefix) after the blocks named: timm's method as far as it is used
+        here, (b, n, d) without final norm."""
+        x, kept = self.norm_pre(self.embeddings(images)), []
+        for index, block in enumerate(self.blocks):
             x = block(x)
-        return x
+            if not isinstance(indices, int) and index in indices:
+                kept.append((x[:, self.num_prefix_tokens :], x[:, : self.num_prefix_tokens]))
+        return x, kept
 
     def forward(self, images: Float[Tensor, "b ch H W"]) -> Float[Tensor, "b d"]:
         """Mean of the dense patch tokens."""

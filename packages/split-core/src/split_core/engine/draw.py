@@ -6,6 +6,7 @@ model's own input, so that it is seen whole and at the token counts that the mod
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,7 +154,9 @@ def save(table: list[Column], path: Path) -> None:
             at = ((left + width / 2) / size[0], 1 - (top + height + CAPTION / 2) / size[1])
             figure.text(*at, caption, ha="center", va="center", fontsize=9, parse_math=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=DPI)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # of what a language model writes, the font shows what it has
+        figure.savefig(path, dpi=DPI)
 
 
 def own_picture(path: str, vit: Any) -> Float[Tensor, "1 ch H W"]:

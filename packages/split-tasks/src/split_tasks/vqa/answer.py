@@ -23,7 +23,7 @@ from pydantic import Field, ValidationError
 from split_core import resolve
 from split_core.engine.adapt import own_settings
 from split_core.engine.deploy import deployed
-from split_core.engine.methods import plan
+from split_core.engine.methods import is_learned, plan
 from split_core.engine.session import Learner, Session
 from split_core.errors import SplitError, unknown
 from split_core.pictures import read_rgb
@@ -89,10 +89,8 @@ def answer_batch(
     context = DataContext("test", image_size=(size[0], size[1]), mean=mean, std=std, in_chans=channels)
     pictures = [as_input(read_rgb(folder / question["image"]), context, (size[0], size[1])) for question in batch]
     images = torch.stack(pictures).to(model.embed.proj.weight.device)
-    pyramid = model.pyramid(images)
-    layout = model.decide(pyramid, images)
-    features = model.encode(pyramid, layout)
-    return task.answer(model, features, [question["text"] for question in batch], **options), layout.lengths
+    features = model.forward_features(images)
+    return task.answer(model, features, [question["text"] for question in batch], **options), features.layout.lengths
 
 
 def chosen(session: Session, name: str | None) -> Learner:
@@ -103,10 +101,9 @@ def chosen(session: Session, name: str | None) -> Learner:
         raise SplitError(unknown("method", name, methods))
     if (session.run_dir / "models").is_dir():
         return deployed(session, methods[name])
-    learner = session.learner(own_settings(session.config, methods[name].policy), rule=session.config.decision).eval()
-    if learner.split.policy.learned:
+    if is_learned(methods[name].policy):
         raise SplitError(f"policy {name} is learned, and {session.run_dir} holds no trained weights")
-    return learner
+    return session.learner(own_settings(session.config, methods[name].policy), rule=session.config.decision).eval()
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -137,9 +137,8 @@ class AdaptiveLlava(nn.Module):
         """Features of the tower, with the layers that the projector reads."""
         pixels = pixel_values.to(self.tower.embed.proj.weight.dtype)
         pyramid = self.tower.pyramid(pixels)
-        return self.tower.encode(
-            pyramid, layout or self.tower.decide(pyramid, pixels), taps=cast(Any, self.tower.vit).taps
-        )
+        self.tower.layout = layout or self.tower.decide(pyramid, pixels)
+        return self.tower.encode(pyramid, self.tower.layout, taps=cast(Any, self.tower.vit).taps)
 
 
 def keeps_prefix(config: LlavaConfig, tower: VisionTower) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, distributed
 
 from split_core.errors import SplitError
 from split_core.task import Target, Task, TaskContext
@@ -131,8 +131,14 @@ class KindAccuracy:
             seen[1] += 1
 
     def compute(self) -> dict[str, Any]:
-        """{"accuracy_KIND": share right}, kinds sorted."""
-        return {f"accuracy_{kind}": right / seen for kind, (right, seen) in sorted(self.counts.items())}
+        """{"accuracy_KIND": share right} over all processes, kinds sorted."""
+        parts: list[Any] = [self.counts]
+        if distributed.is_available() and distributed.is_initialized():
+            parts = [None] * distributed.get_world_size()
+            distributed.all_gather_object(parts, self.counts)
+        kinds = sorted({kind for part in parts for kind in part})
+        total = {kind: [sum(part.get(kind, (0, 0))[i] for part in parts) for i in (0, 1)] for kind in kinds}
+        return {f"accuracy_{kind}": right / seen for kind, (right, seen) in total.items()}
 
 
 def _caption(answer: str) -> str:
