@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +78,15 @@ def submit(commands: Mapping[Path, Sequence[str]], folder: Path, cluster: Cluste
         place.mkdir(parents=True, exist_ok=True)
         executor = _executor(submitit, place, cluster)
         jobs = [Job(arguments, launch) for arguments in commands.values()]
-        if len(jobs) == 1:
-            started = [executor.submit(jobs[0])]
-        else:
-            with executor.batch():
-                started = [executor.submit(job) for job in jobs]
+        with redirect_stderr(io.StringIO()):  # submitit prints what sbatch says; the error below holds it
+            if len(jobs) == 1:
+                started = [executor.submit(jobs[0])]
+            else:
+                with executor.batch():
+                    started = [executor.submit(job) for job in jobs]
     except OSError as error:
         raise SplitError(f"{place} cannot be written: {error.strerror or error}") from error
-    except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError) as error:
+    except submitit.core.utils.FailedJobError as error:
         raise SplitError(f"Slurm refuses the job: {_last_line(error)}") from error
     records = [
         {"id": job.job_id, "kind": cluster.kind, "run_dir": str(run_dir), "log": str(job.paths.stdout)}

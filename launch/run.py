@@ -42,6 +42,7 @@ ENGINES = {
     "draw": "draw",
     "report": "report",
     "export": "export",
+    "check": "check",
 }
 """Command -> module of split_core.engine, whose ``main(config)`` runs it."""
 

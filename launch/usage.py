@@ -30,7 +30,13 @@ commands
   do=draw      draw where the tokens went; image=PATH for a picture of your own
   do=report    tables and pictures again from what a run has written
   do=export    a trained backbone as plain timm weights
+  do=check     say everything that is wrong with the data's files, before training
+  do=sweep     a run for each combination of values with commas (seed=0,1,2 policy=xattn,entropy), and one table
+  do=status    how far the run or the sweep in run_dir is
   do=plugins   list everything installed that a setting can name
+
+cluster=NAME (local, slurm, a100, h200, or a yaml file) submits train and sweep instead of running them here;
+cluster.nodes=2 and the like override it (docs/slurm.md).
 
 Commands other than train take the settings of the run in run_dir when there is one. Values are YAML: 0.5, true,
 null, [a, b]. Naming another plugin (policy=entropy) drops the recipe's settings of the old one."""

@@ -33,7 +33,7 @@ ERRORS = {
     "policy=null": "policy=None: should be a name, one of",
     "policy=[1]": "policy: no name is given; write policy=NAME, one of",
     "eval.methods=[dense,entrpy]": "eval.methods: no method is called 'entrpy'. Did you mean entropy?",
-    "do=trian": "or 'export'. Did you mean train?",
+    "do=trian": "or 'check'. Did you mean train?",
     "decision=treshold": "Did you mean threshold?",
     "estimator.dual.kind=papr": "estimator.dual.kind=papr: should be 'paper' or 'pi'. Did you mean paper?",
     "budget=abc": "budget=abc: should be a valid number",

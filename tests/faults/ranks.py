@@ -21,8 +21,8 @@ LIMIT = 30
 def together(folder: Path, seconds: float) -> dict[str, dict[str, Any]]:
     """All `CASES`, one after another, in one fresh process.
 
-    Returns: for each {"codes": exit status of each rank (negative: the signal), "said": their output, "waited": seconds
-        from the first end to the last}.
+    Returns: for each {"codes": exit status of each rank (negative: the signal), "said": their output, "waited":
+        seconds from the first end to the last}.
     """
     result: dict[str, dict[str, Any]] = in_fresh_process(__file__, folder, seconds=seconds)
     return result

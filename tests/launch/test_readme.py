@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import run
+import sweep
 from split_core import resolve
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +23,9 @@ def test_every_command_line_is_accepted(command: str, tmp_path: Path, monkeypatc
     arguments = command.split()[2:]
     if "--help" in arguments:
         assert run.main(arguments) == 0
+    elif "do=sweep" in arguments:
+        runs = sweep.combinations(arguments[1:], tmp_path)
+        assert {run.configure(resolve.parse_arguments(one.arguments)).do for one in runs} == {"train"}
     else:
         assert run.configure(resolve.parse_arguments(arguments)).do in run.ENGINES
 

@@ -73,15 +73,11 @@ def test_two_tasks_told_to_stop_are_queued_again_and_end_as_a_straight_run(
     job, log = found[1], Path(found[2])
     assert "policy:\n  name: xattn" in said
     metrics = run_dir / "metrics.jsonl"
-    until(lambda: metrics.is_file() and len(metrics.read_text().splitlines()) > 3, 120, tmp_path)
+    until(lambda: metrics.is_file() and len(metrics.read_text().splitlines()) > 3, 500, tmp_path)
     assert "running, by process" in launch(slurm, "do=status", f"run_dir={run_dir}")
     subprocess.run(["scancel", "--signal=USR2", job], env=slurm, check=True)
-    until(
-        lambda: "Requeued job" in log.with_suffix(".err").read_text() if log.with_suffix(".err").is_file() else False,
-        60,
-        tmp_path,
-    )
-    until((run_dir / "results.json").is_file, 200, tmp_path)
+    until(lambda: "Requeued job" in log.read_text(), 300, tmp_path)
+    until((run_dir / "results.json").is_file, 500, tmp_path)
     errors = log.with_suffix(".err").read_text()
     assert "stopped as asked after step" in errors
     mine, theirs = losses(run_dir), losses(straight)
@@ -90,7 +86,7 @@ def test_two_tasks_told_to_stop_are_queued_again_and_end_as_a_straight_run(
         for key in ("loss", "error", "token_fraction"):
             if key in other:
                 assert ours[key] == pytest.approx(other[key], rel=1e-4, abs=1e-5), (ours["phase"], ours["step"], key)
-    until(lambda: "completed" in launch(slurm, "do=status", f"run_dir={run_dir}"), 60, tmp_path)
+    until(lambda: "completed" in launch(slurm, "do=status", f"run_dir={run_dir}"), 300, tmp_path)
     assert f"{run_dir}: finished" in launch(slurm, "do=status", f"run_dir={run_dir}")
 
 
@@ -103,23 +99,21 @@ def test_a_sweep_is_an_array_with_one_table_and_a_failing_rank_ends_its_job(
     said = launch(slurm, "do=sweep", recipe, f"run_dir={run_dir}", *small, "seed=0,1", *CLUSTER[:1], *CLUSTER[2:])
     jobs = re.findall(r"job (\d+)_(\d)  seed=(\d)", said)
     assert [(task, seed) for _, task, seed in jobs] == [("0", "0"), ("1", "1")]
-    until(lambda: len(list(run_dir.glob("*/results.json"))) == 2, 200, tmp_path)
-    until(lambda: launch(slurm, "do=status", f"run_dir={run_dir}").count("finished") == 2, 60, tmp_path)
-    rows = [
-        line for line in (run_dir / "sweep.md").read_text().splitlines() if "| entropy |" in line or "entropy" in line
-    ]
+    until(lambda: len(list(run_dir.glob("*/results.json"))) == 2, 500, tmp_path)
+    until(lambda: launch(slurm, "do=status", f"run_dir={run_dir}").count("finished") == 2, 300, tmp_path)
+    rows = [line for line in (run_dir / "sweep.md").read_text().splitlines() if "entropy" in line]
     assert len(rows) == 2
     refused = tmp_path / "refused"
     (refused / "models").mkdir(parents=True)  # of no known run
     job = re.search(r"job (\d+)", launch(slurm, recipe, f"run_dir={refused}", *CLUSTER))
     assert job
-    until(lambda: "failed" in launch(slurm, "do=status", f"run_dir={refused}"), 120, tmp_path)
+    until(lambda: "failed" in launch(slurm, "do=status", f"run_dir={refused}"), 500, tmp_path)
     assert "error: " in "".join(path.read_text() for path in refused.rglob("*_log.err"))
 
 
 def test_what_slurm_refuses_is_one_line(slurm: dict[str, str], tmp_path: Path) -> None:
     command = [sys.executable, run.__file__, *arguments(tmp_path / "run"), *CLUSTER, "cluster.partition=nosuch"]
     done = subprocess.run(command, capture_output=True, text=True, env=slurm, check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "Slurm refuses the job: " in done.stderr
     assert "invalid partition" in done.stderr.lower()

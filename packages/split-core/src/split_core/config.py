@@ -173,7 +173,7 @@ class CheckpointConfig(Section):
 class RunConfig(Section):
     """Everything a run depends on."""
 
-    do: Literal["train", "eval", "bench", "compare", "draw", "report", "export"] = Field(
+    do: Literal["train", "eval", "bench", "compare", "draw", "report", "export", "check"] = Field(
         "train", description="what to do"
     )
     task: Group = Field(description="what the model is for")
@@ -212,6 +212,11 @@ class RunConfig(Section):
     # YAML reads a bare `no` as False
     precision: Annotated[Literal["no", "bf16", "fp16"], BeforeValidator(lambda v: "no" if v is False else v)] = Field(
         "no", description="mixed precision"
+    )
+    on_error: Literal["raise", "skip", "count"] = Field(
+        "raise",
+        description="a picture that cannot be read: stop, leave it out and name it, or leave it out and count it;"
+        " nothing takes its place",
     )
     patience_s: int = Field(
         1800, ge=1, description="seconds that one process of a run waits for the others before it gives up"

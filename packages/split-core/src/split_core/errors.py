@@ -7,7 +7,14 @@ from collections.abc import Iterable
 
 
 class SplitError(ValueError):
-    """A wrong name, key, value or file. Its message is one complete line; the launcher prints it and exits with 2."""
+    """A wrong name, key, value or file. Its message is one complete line; the launcher prints it and exits with 2.
+
+    Args:
+        message: what is wrong. It may quote what somebody typed: line breaks and control characters are escaped.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message))
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:

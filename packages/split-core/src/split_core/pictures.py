@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +17,38 @@ from split_core.errors import SplitError
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".jp2"})
 """What counts as a picture in a folder, in any case."""
 
+MAX_PIXELS = 200_000_000
+"""Pixels of the largest picture that is read unless a setting says otherwise: 600 MB as RGB."""
+
 
 def is_picture(path: Path) -> bool:
     """Whether the name says picture; hidden files (among them the ._* of archives made on a Mac) do not count."""
     return path.suffix.lower() in EXTENSIONS and not path.name.startswith(".")
 
 
-def read_rgb(path: str | Path) -> Image.Image:
+class PictureError(SplitError):
+    """A picture file that cannot be read; the message names it."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture as read.
+
+    Args:
+        image: RGB or RGBA with 8 bits, the right way up.
+        frames: how many the file holds; the first was taken.
+    """
+
+    image: Image.Image
+    frames: int
+
+
+def read_rgb(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """The image of `read_picture`."""
+    return read_picture(path, max_pixels=max_pixels).image
+
+
+def read_picture(path: str | Path, *, max_pixels: int = MAX_PIXELS, alpha: bool = False) -> Picture:
     """A picture file as RGB with 8 bits.
 
     - Grey is repeated; 16-bit grey is scaled by 257, other integers and floats by their own range.
@@ -27,25 +57,60 @@ def read_rgb(path: str | Path) -> Image.Image:
       which knows that Adobe writes JPEGs inverted.
     - The EXIF orientation is applied; an animation gives its first frame.
 
+    Args:
+        path: the file.
+        max_pixels: a picture that claims more is refused before its pixels are unpacked.
+        alpha: give RGBA with the transparency kept; an opaque picture is refused.
+
     Raises:
-        ValueError: no such file, not a picture, cut short or too large; the file is named.
+        PictureError: no such file, not a picture, cut short, too large or opaque; the file is named.
     """
     try:
-        with Image.open(path) as file:
+        with _limit(max_pixels), Image.open(path) as file:
+            frames = int(getattr(file, "n_frames", 1))
             file.load()
+            if alpha and not _transparent(file):
+                raise PictureError(f"{path} has no transparency")
             image = ImageOps.exif_transpose(file)
-            return _to_rgb(image)
+            return Picture(image.convert("RGBA") if alpha else _to_rgb(image), frames)
+    except PictureError:
+        raise
     except UnidentifiedImageError:
-        raise SplitError(f"{path} is not a picture that can be read") from None
+        raise PictureError(f"{path} is not a picture that can be read") from None
     except FileNotFoundError:
-        raise SplitError(f"no picture {path}") from None
-    # Pillow's decoders raise SyntaxError and struct- or zlib-flavoured ValueErrors for damage, by format.
-    except (OSError, SyntaxError, ValueError, EOFError, IndexError, Image.DecompressionBombError) as error:
-        raise SplitError(f"{path} cannot be read: {error}") from None
+        raise PictureError(f"no picture {path}") from None
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        raise PictureError(f"{path} has more than the {max_pixels} pixels that max_pixels allows") from None
+    # Pillow's decoders raise what comes, by format: SyntaxError, struct.error, zlib.error, KeyError, OverflowError ...
+    except (Exception, MemoryError) as error:
+        raise PictureError(f"{path} cannot be read: {_first_line(error)}") from None
+
+
+@contextmanager
+def _limit(max_pixels: int) -> Iterator[None]:
+    """Pillow's own limit, which it checks before it unpacks, set for one read; between the limit and twice it Pillow
+    only warns, which counts as an error here. What else it warns of (odd metadata) says nothing about the pixels."""
+    before = Image.MAX_IMAGE_PIXELS
+    Image.MAX_IMAGE_PIXELS = max_pixels
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
+
+
+def _transparent(image: Image.Image) -> bool:
+    return image.mode in {"RGBA", "LA", "PA", "La", "RGBa"} or "transparency" in image.info
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode in {"RGBA", "LA", "PA", "La", "RGBa"} or "transparency" in image.info:
+    if _transparent(image):
         over = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(over, image.convert("RGBA")).convert("RGB")
     if image.mode.startswith("I") or image.mode == "F":
@@ -70,8 +135,6 @@ def _to_8_bits(values: np.ndarray) -> np.ndarray:
 
 def _through_profile(image: Image.Image) -> Image.Image | None:
     """CMYK to sRGB by the file's own profile; None when the profile is damaged."""
-    import io
-
     try:
         profile = ImageCms.ImageCmsProfile(io.BytesIO(image.info["icc_profile"]))
         return ImageCms.profileToProfile(image, profile, ImageCms.createProfile("sRGB"), outputMode="RGB")

@@ -165,12 +165,14 @@ class ImageFolderConfig(PluginConfig):
     """Data set `imagefolder`.
 
     Attributes:
-        root: folder with train/, val/ and, if there is one, test/ (otherwise test is val).
+        root: folder with train/, val/ and, if there is one, test/ (otherwise test is val). A split can also be a
+            table train.csv, val.csv, test.csv with the columns path (from root) and label.
         crop_pct: share of the resized image that the evaluation crop keeps.
         interpolation: of every resize.
         random_resized_crop: in training, crop a random part of this smallest area share; None for the
             evaluation transform (the paper trains without augmentation, App. A).
         flip: in training, probability of a horizontal flip.
+        max_pixels: a picture with more is refused before it is unpacked.
     """
 
     root: Path
@@ -178,6 +180,7 @@ class ImageFolderConfig(PluginConfig):
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"
     random_resized_crop: Annotated[float, Field(gt=0, le=1)] | None = None
     flip: Share = 0.0
+    max_pixels: Count = 200_000_000
 
 
 class SegFolderConfig(PluginConfig):

@@ -169,8 +169,8 @@ def _train(session: Session, learner: Learner, masks: Masks | Strengths, *, phas
     )  # fmt: skip
     for step, batch in session.log.track(batches, total=steps, title=phase, start=start):
         torch.manual_seed(step_seed(config.seed, phase, step) + ranks.rank)
-        generator = ranks.generator(step_seed(config.seed, f"{phase}/masks", step), share)
         batch = to_device(batch, session.device)
+        generator = ranks.generator(step_seed(config.seed, f"{phase}/masks", step), len(batch["image"]))
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak * learning_rate_factor(step, steps, config.adapt.warmup)
         with session.accelerator.autocast():

@@ -82,8 +82,8 @@ def _train(session: Session, learner, estimator: Estimator, settings: EstimatorC
     for position, batch in session.log.track(batches, total=steps, title=phase, start=start):
         step = position - first
         torch.manual_seed(step_seed(config.seed, phase, step) + ranks.rank)
-        generator = ranks.generator(step_seed(config.seed, f"{phase}/masks", step), share)
         batch = to_device(batch, session.device)
+        generator = ranks.generator(step_seed(config.seed, f"{phase}/masks", step), len(batch["image"]))
         images, target = batch["image"], batch["target"]
         objects = objects_of(learner, target, model.embed.grid(images.shape[-2:]))
         lesson = Lesson(images, error_of(session, learner, images, target), generator, objects)

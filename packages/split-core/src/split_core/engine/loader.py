@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler
 
+from split_core.engine.tolerance import Tolerant
 from split_core.task import Dataset
 
 
@@ -83,9 +84,10 @@ def evaluation_batches(
 def _loader(data: Any, batches: Iterable[list[int]], workers: int) -> Iterable[dict[str, Any]]:
     # A child process that inherits a busy thread pool can hang, so workers start afresh.
     context = "spawn" if workers else None
-    return DataLoader(
+    loader = DataLoader(
         data, batch_sampler=batches, num_workers=workers, collate_fn=data.collate, multiprocessing_context=context
     )
+    return map(data.note, loader) if isinstance(data, Tolerant) else loader
 
 
 def to_device(value: Any, device: torch.device) -> Any:

@@ -31,6 +31,7 @@ from split_core.engine.lock import RunLock
 from split_core.engine.log import RunLog
 from split_core.engine.ranks import Ranks, lost_peer
 from split_core.engine.saver import Saver
+from split_core.engine.tolerance import LeftOut, Tolerant
 from split_core.errors import SplitError, Stopped
 from split_core.files import unwritable
 from split_core.model import SplitViT
@@ -40,6 +41,8 @@ from split_core.task import DataContext, Dataset, ModelContext, Task, TaskContex
 from split_core.wrapping import backbone_info
 
 logger = logging.getLogger(__name__)
+SHARED = ("train", "eval")
+"""Commands that several processes can do together."""
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EIO)
 """What a disk says that is not ours to mend."""
 
@@ -88,9 +91,12 @@ class Session:
         self.accelerator = accelerator(config)
         self.device = self.accelerator.device if config.device in ("auto", "cpu") else torch.device(config.device)
         self.ranks = Ranks(self.accelerator.process_index, self.accelerator.num_processes, self.device)
+        if self.ranks.world > 1 and config.do not in SHARED:
+            raise SplitError(f"do={config.do} is for one process; only {' and '.join(SHARED)} can be shared")
         self.interrupt = Interrupt()
         self.run_dir = Path(config.run_dir)
         self.lock: RunLock | None = None
+        self.left_out = LeftOut(named=config.on_error == "skip")
         self._data: dict[str, Dataset] = {}
 
     def __enter__(self) -> Session:
@@ -101,6 +107,8 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.interrupt.restore()
+        if summary := self.left_out.summary():
+            self.log.say(summary)
         self.log.close()
         if self.lock is not None:
             self.lock.release()
@@ -154,7 +162,8 @@ class Session:
             channels = self._vit.patch_embed.proj.in_channels
             size = tuple(self._vit.patch_embed.img_size)
             context = DataContext(split, self.config.seed, size, info.mean[:channels], info.std[:channels], channels)
-            self._data[split] = registry.build("data", self.config.data, context)
+            data = registry.build("data", self.config.data, context)
+            self._data[split] = data if self.config.on_error == "raise" else Tolerant(data, split, self.left_out)
         return self._data[split]
 
     @cached_property
@@ -204,11 +213,10 @@ def accelerator(config: RunConfig) -> Accelerator:
         SplitError: no such device here, or a precision that it cannot do.
     """
     cpu = check_device(config.device).type == "cpu" and config.device != "auto"
+    if config.precision == "fp16" and (cpu or not torch.cuda.is_available()):
+        raise SplitError("precision=fp16 needs a GPU; use bf16 or no on a CPU")
     patience = InitProcessGroupKwargs(timeout=timedelta(seconds=config.patience_s))
-    try:
-        return Accelerator(cpu=cpu, mixed_precision=config.precision, kwargs_handlers=[patience])
-    except ValueError as error:  # accelerate's own words, e.g. "fp16 mixed precision requires a GPU (not 'cpu')."
-        raise SplitError(f"precision={config.precision}: {str(error).splitlines()[0]}") from error
+    return Accelerator(cpu=cpu, mixed_precision=config.precision, kwargs_handlers=[patience])
 
 
 def check_device(name: str) -> torch.device:

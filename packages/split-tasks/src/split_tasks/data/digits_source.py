@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from split_core.errors import SplitError
+from split_core.pictures import read_rgb
 from split_tasks.configs import DigitsConfig
 from split_tasks.data.seeded import integer, uniforms
 
@@ -178,8 +179,7 @@ def photograph_regions(split: str) -> list[Array]:
     """Grey uint8 regions of `split`, at every reduction. Cut first and reduced after: no pixel leaks across."""
     regions = []
     for name in PHOTOGRAPHS:
-        with Image.open(package_file("skimage", "scikit-image", "data", name)) as file:
-            grey = np.asarray(file.convert("L"))
+        grey = np.asarray(read_rgb(package_file("skimage", "scikit-image", "data", name)).convert("L"))
         part = Image.fromarray(grey[region_of(split, *grey.shape)])
         regions += [np.asarray(part.reduce(factor)) for factor in REDUCTIONS]
     return regions

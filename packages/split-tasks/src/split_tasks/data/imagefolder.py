@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ from torchvision import datasets
 from torchvision.transforms import v2
 
 from split_core.errors import SplitError
-from split_core.pictures import is_picture, read_rgb
+from split_core.pictures import PictureError, is_picture, read_picture
 from split_core.task import DataContext
 from split_tasks.configs import ImageFolderConfig
 from split_tasks.data import common
+from split_tasks.data.index import in_one_line, index_problems, read_index
 
+logger = logging.getLogger(__name__)
 SIZE = (224, 224)
 ORDER = 0
 """Seed of the one order that images are numbered in, whatever the seed of the run."""
@@ -42,29 +45,60 @@ class ImageFolder:
     def __init__(self, config: ImageFolderConfig, context: DataContext) -> None:
         self.split = common.check_split(context.split)
         self.config, self.context = config, context
-        root = config.root.expanduser()
-        folder = split_folder(root, self.split)
-        try:
-            self.files = datasets.ImageFolder(
-                str(folder), loader=read_rgb, is_valid_file=lambda path: is_picture(Path(path))
-            )
-        except FileNotFoundError as error:
-            raise SplitError(f"data.root: {str(error).splitlines()[0]}") from None
+        self.root = config.root.expanduser()
+        index = index_file(self.root, self.split)
+        found, self.classes = self._folders() if index is None else self._listed(index)
         # On disk the classes follow one another; the first thousand images must not be all of one.
-        order = torch.randperm(len(self.files.samples), generator=torch.Generator().manual_seed(ORDER)).tolist()
-        self.samples = [self.files.samples[i] for i in order]
-        self.classes: tuple[str, ...] = tuple(self.files.classes)
-        if self.split != "train" and (root / "train").is_dir():
-            check_classes(self.classes, tuple(datasets.folder.find_classes(str(root / "train"))[0]), folder)
+        order = torch.randperm(len(found), generator=torch.Generator().manual_seed(ORDER)).tolist()
+        self.samples = [found[i] for i in order]
+        self._told_of_frames = False
         height, width = context.image_size or SIZE
         self.transform = evaluation_transform((height, width), config)
 
+    def _folders(self) -> tuple[list[tuple[str, int]], tuple[str, ...]]:
+        """Paths with labels, and the classes, from root/split/<class>/*."""
+        folder = split_folder(self.root, self.split)
+        try:
+            files = datasets.ImageFolder(str(folder), is_valid_file=lambda path: is_picture(Path(path)))
+        except FileNotFoundError as error:
+            raise SplitError(f"data.root: {str(error).splitlines()[0]}") from None
+        classes = tuple(files.classes)
+        if self.split != "train" and (self.root / "train").is_dir():
+            check_classes(classes, tuple(datasets.folder.find_classes(str(self.root / "train"))[0]), folder)
+        return files.samples, classes
+
+    def _listed(self, index: Path) -> tuple[list[tuple[str, int]], tuple[str, ...]]:
+        """The same from root/split.csv; all that is wrong with it is said in one go."""
+        rows = read_index(index)
+        train = index_file(self.root, "train")
+        classes = tuple(sorted({label for _, label in (read_index(train) if train else rows)}))
+        problems = list(index_problems(rows, self.root, classes))
+        if problems:
+            raise SplitError(f"{index}: {in_one_line(problems)}")
+        number = {label: i for i, label in enumerate(classes)}
+        return [(str(self.root / name), number[label]) for name, label in rows], classes
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """(kind, file) of every picture that cannot be read or is not what it seems; reads them all."""
+        for path, _ in self.samples:
+            try:
+                picture = read_picture(path, max_pixels=self.config.max_pixels)
+            except PictureError as error:
+                yield "unreadable", str(error)
+            else:
+                if picture.frames > 1:
+                    yield "animated, of which the first frame is taken", path
+
     def __len__(self) -> int:
-        return len(self.files)
+        return len(self.samples)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         path, label = self.samples[common.check_index(index, len(self))]
-        image: Image.Image = self.files.loader(path)
+        picture = read_picture(path, max_pixels=self.config.max_pixels)
+        if picture.frames > 1 and not self._told_of_frames:
+            self._told_of_frames = True
+            logger.warning("%s is animated: its first frame is taken, and so it is with others (said once)", path)
+        image = picture.image
         transform = self._augmentation(index) if self.split == "train" and self._augments else self.transform
         pixels: Tensor = v2.functional.pil_to_tensor(transform(image)).float() / 255
         return {"image": common.normalise(pixels[None], self.context)[0], "target": {"label": label}}
@@ -118,6 +152,14 @@ class _CoverResize:
         ]
         resized: Image.Image = v2.functional.resize(image, sides, interpolation=self.mode)
         return resized
+
+
+def index_file(root: Path, split: str) -> Path | None:
+    """root/split.csv; for test, root/val.csv where nothing is called test; None where splits are folders."""
+    path = root / f"{split}.csv"
+    if split == "test" and not path.is_file() and not (root / "test").is_dir():
+        path = root / "val.csv"
+    return path if path.is_file() else None
 
 
 def split_folder(root: Path, split: str) -> Path:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
 from split_core.errors import SplitError
+from split_core.pictures import read_picture, read_rgb
 from split_tasks.data.cache import whole_folder
 from split_tasks.data.composites.colour import main_colour
 
@@ -146,14 +147,7 @@ def cut(path: Path) -> Image.Image | None:
     Raises:
         ValueError: not a picture, or one without transparency.
     """
-    try:
-        with Image.open(path) as file:
-            opaque = "A" not in file.getbands() and "transparency" not in file.info
-            image = file.convert("RGBA")
-    except (OSError, SyntaxError, ValueError) as error:
-        raise SplitError(f"composites: {path} is not a picture: {error}") from None
-    if opaque:
-        raise SplitError(f"composites: the cut-out {path} has no transparency")
+    image = read_picture(path, alpha=True).image
     if min(image.size) >= FRINGE_FROM:
         rim = Image.new("L", (image.width + 2, image.height + 2))
         rim.paste(image.getchannel("A"), (1, 1))
@@ -171,8 +165,6 @@ def cut(path: Path) -> Image.Image | None:
 
 def reduce_photograph(path: Path) -> Image.Image:
     """RGB of a photograph whose short side is at most PHOTOGRAPH_SIDE px."""
-    from split_core.pictures import read_rgb
-
     image = read_rgb(path)
     scale = PHOTOGRAPH_SIDE / min(image.size)
     if scale < 1:
