@@ -26,7 +26,7 @@ class AttentionBackend:
     def __init__(self, config: object = None, context: object = None) -> None:
         """Backends have no settings; the arguments are those every plugin target gets."""
 
-    @torch.compiler.disable  # what lengths a batch has must not enter a compiled graph: it differs every time
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # what lengths a batch has must not enter a compiled graph: it differs every time
     def attend(
         self, q: Float[Tensor, "T h e"], k: Float[Tensor, "T h e"], v: Float[Tensor, "T h e"], segments: Segments,
         *, scale: float, dropout: float = 0.0,

@@ -61,7 +61,7 @@ def streams(
     return lambda _: common
 
 
-@torch.compiler.disable  # as attention, it depends on the lengths of the batch
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # as attention, it depends on the lengths of the batch
 def drop_path(module: nn.Module, x: Float[Tensor, "T d"], segments: Segments) -> Tensor:
     """Stochastic depth per image: timm's module would see one sample and drop the whole batch at once."""
     if not isinstance(module, DropPath) or not module.training or not module.drop_prob:
