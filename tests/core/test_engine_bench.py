@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from split_core import wrap
@@ -102,7 +102,7 @@ def test_flops_are_those_that_torch_counts(family: str) -> None:
 
 def shape(dim: int, depth: int, patch: int, side: int) -> tuple[SimpleNamespace, int]:
     """What `backbone_flops` reads of a standard ViT, and its number of patches."""
-    mlp = SimpleNamespace(fc1=SimpleNamespace(out_features=4 * dim))
+    mlp = nn.Sequential(nn.Linear(dim, 4 * dim, device="meta"), nn.Linear(4 * dim, dim, device="meta"))
     weight = torch.empty(dim, 3, patch, patch, device="meta")
     embed = SimpleNamespace(proj=SimpleNamespace(weight=weight))
     blocks = [SimpleNamespace(mlp=mlp)] * depth
