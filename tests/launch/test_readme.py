@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ COMMANDS = [line.split("#")[0].strip() for line in README.splitlines() if line.s
 def test_every_command_line_is_accepted(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photo.jpg").touch()
-    arguments = command.split()[2:]
+    arguments = shlex.split(command)[2:]
     if "--help" in arguments:
         assert run.main(arguments) == 0
     elif "do=sweep" in arguments:

@@ -269,13 +269,13 @@ def test_a_llava_checkpoint_through_the_engine(
 def test_the_parts_of_a_checkpoint_belong_together(checkpoint: str) -> None:
     config = LlavaModelConfig(checkpoint=checkpoint)
     tower = build(config, ModelContext(0))
-    task = VisualQuestions(VisualQuestionsConfig(), TaskContext((), 32, tower))
+    task = VisualQuestions(VisualQuestionsConfig(), TaskContext((), 32, backbone=tower))
     assert task.pretrained
     assert task.template is TEMPLATES["vicuna"]
     assert task.reader.image_token == IMAGE
     assert tower.pretrained_cfg["mean"][0] == pytest.approx(0.48145466)
     with pytest.raises(SplitError, match="model=llava brings its own language model"):
-        VisualQuestions(VisualQuestionsConfig(language="smollm2"), TaskContext((), 32, tower))
+        VisualQuestions(VisualQuestionsConfig(language="smollm2"), TaskContext((), 32, backbone=tower))
 
 
 def test_conversations_of_llava(tmp_path: Path) -> None:
