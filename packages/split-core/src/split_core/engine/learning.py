@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
 from split_core import resolve
 from split_core.engine.merge import Row, mean_std
 from split_core.engine.plots import MARKERS, OTHERS, OWN, legend, panels, save
@@ -99,6 +101,9 @@ def plot(content: Mapping[str, Any], path: Path) -> None:
                     means = [r[key]["mean"] for r in line]
                     axis.errorbar(at, means, spread, color=colours[name], marker=marker, capsize=2, label=name)
                 axis.set_xscale("log")
+                axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axis.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+                axis.xaxis.set_minor_formatter(NullFormatter())
                 axis.set_xlabel(label)
                 axis.set_title(f"{title} at budget {rho:g}")
     legend(axes[0])
