@@ -52,11 +52,27 @@ def unpack_python(path: Path, target: Path) -> None:
             data = io.BytesIO(file.read(size))
         try:
             with tarfile.open(fileobj=data) as archive:
-                archive.extractall(target, filter="data")
+                _extract(archive, target)
         except tarfile.TarError as error:
             raise SplitError(f"{path}: cannot unpack {name}: {error}") from None
         return
     raise SplitError(f"{path} holds no data.tar")
+
+
+def _extract(archive: tarfile.TarFile, target: Path) -> None:
+    """Write an archive's files below `target` and nowhere else.
+
+    Raises:
+        tarfile.TarError: a member would lie elsewhere.
+    """
+    if hasattr(tarfile, "data_filter"):
+        archive.extractall(target, filter="data")
+        return
+    for member in archive:  # Python before 3.11.4 has no filters
+        inside = (target / member.name).resolve().is_relative_to(target.resolve())
+        if not inside or member.isdev() or (member.issym() and Path(member.linkname).is_absolute()):
+            raise tarfile.TarError(f"{member.name} would lie outside the folder it is unpacked to")
+        archive.extract(member, target)
 
 
 def unpack(path: Path, target: Path) -> None:
