@@ -65,7 +65,7 @@ def test_two_tasks_told_to_stop_are_queued_again_and_end_as_a_straight_run(
     slurm: dict[str, str], tmp_path: Path
 ) -> None:
     straight, run_dir = tmp_path / "straight", tmp_path / "run"
-    long = {"adapt": {"images": 800}, "checkpoint": {"every_steps": 1000}}  # the signal alone makes it save
+    long = {"adapt": {"images": 400}, "checkpoint": {"every_steps": 1000}}  # the signal alone makes it save
     assert subprocess.run([sys.executable, run.__file__, *arguments(straight, **long)], check=False).returncode == 0
     said = launch(slurm, *arguments(run_dir, **long), *CLUSTER)
     found = re.search(r"job (\d+)  log (\S+)", said)
@@ -83,10 +83,10 @@ def test_two_tasks_told_to_stop_are_queued_again_and_end_as_a_straight_run(
     mine, theirs = losses(run_dir), losses(straight)
     assert [(row["phase"], row["step"]) for row in mine] == [(row["phase"], row["step"]) for row in theirs]
     for ours, other in zip(mine, theirs, strict=True):
-        for key in ("loss", "error", "token_fraction"):
+        # one process and two add in different orders, so a sampled split may fall the other way at a near-tie
+        for key, spread in (("loss", 1e-3), ("error", 1e-3), ("token_fraction", 1e-2)):
             if key in other:
-                # Sums over two processes round otherwise, and one parent on the threshold may then split or not.
-                assert ours[key] == pytest.approx(other[key], rel=2e-3, abs=1e-4), (ours["phase"], ours["step"], key)
+                assert ours[key] == pytest.approx(other[key], rel=spread), (ours["phase"], ours["step"], key)
     until(lambda: "completed" in launch(slurm, "do=status", f"run_dir={run_dir}"), 300, tmp_path)
     assert f"{run_dir}: finished" in launch(slurm, "do=status", f"run_dir={run_dir}")
 

@@ -65,15 +65,27 @@ def read_picture(path: str | Path, *, max_pixels: int = MAX_PIXELS, alpha: bool 
     Raises:
         PictureError: no such file, not a picture, cut short, too large or opaque; the file is named.
     """
+    with upright(path, max_pixels=max_pixels) as (image, frames):
+        if alpha and not _transparent(image):
+            raise PictureError(f"{path} has no transparency")
+        return Picture(image.convert("RGBA") if alpha else _to_rgb(image), frames)
+
+
+@contextmanager
+def upright(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Iterator[tuple[Image.Image, int]]:
+    """The first frame of a file as it is stored but the right way up, and how many frames there are.
+
+    Whatever goes wrong before the block ends, in the decoder or in a conversion, is a line that names the file.
+
+    Raises:
+        PictureError: as `read_picture`.
+    """
     try:
         with _limit(max_pixels), Image.open(path) as file:
             frames = int(getattr(file, "n_frames", 1))
             file.load()
-            if alpha and not _transparent(file):
-                raise PictureError(f"{path} has no transparency")
-            image = ImageOps.exif_transpose(file)
-            return Picture(image.convert("RGBA") if alpha else _to_rgb(image), frames)
-    except PictureError:
+            yield ImageOps.exif_transpose(file), frames
+    except SplitError:
         raise
     except UnidentifiedImageError:
         raise PictureError(f"{path} is not a picture that can be read") from None

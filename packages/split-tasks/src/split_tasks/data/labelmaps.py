@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
 
 from split_core.errors import SplitError
+from split_core.pictures import upright
 from split_tasks.objects import IGNORE
 
 Array = NDArray[Any]
@@ -23,18 +23,8 @@ def read_indices(path: Path) -> Array:
     Raises:
         SplitError: the file cannot be read, or holds colours; it is named.
     """
-    try:
-        with Image.open(path) as file:
-            file.load()
-            image = ImageOps.exif_transpose(file)
-            values = np.asarray(image)
-            mode = image.mode
-    except FileNotFoundError:
-        raise SplitError(f"no label map {path}") from None
-    except UnidentifiedImageError:
-        raise SplitError(f"label map {path} is not a picture that can be read") from None
-    except (OSError, SyntaxError, ValueError, EOFError, IndexError, Image.DecompressionBombError) as error:
-        raise SplitError(f"label map {path} cannot be read: {error}") from None
+    with upright(path) as (image, _):
+        values, mode = np.asarray(image), image.mode
     if mode in {"RGB", "RGBA", "LA", "PA"}:
         channels = values[..., : 1 if mode in {"LA", "PA"} else 3]
         if (channels != channels[..., :1]).any():
