@@ -33,6 +33,12 @@ def where(run_dir: Path) -> str:
         return "within a line of metrics.jsonl"
 
 
+def lines(run_dir: Path) -> int:
+    """Steps that the run has logged."""
+    path = run_dir / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.is_file() else 0
+
+
 def main(folder: Path, kills: int, seed: int) -> dict[str, Any]:
     from faults.tiny_run import differences
 
@@ -48,10 +54,18 @@ def main(folder: Path, kills: int, seed: int) -> dict[str, Any]:
         run_dir, runs = folder / f"killed{runs}", runs + 1
         for _ in range(8):  # then the run is left to end
             child = fork_run(run_dir)
+            ended = 0
             if done < kills:
-                time.sleep(chance.uniform(0.02, 0.6) * takes)
-                os.kill(child, signal.SIGKILL)
-            _, status = os.waitpid(child, 0)
+                # By progress, not by the clock alone: on a busy machine every run would die before its first step.
+                wanted = lines(run_dir) + chance.randrange(8)
+                while not ended and lines(run_dir) < wanted:
+                    time.sleep(0.005)
+                    ended, status = os.waitpid(child, os.WNOHANG)
+                if not ended:
+                    time.sleep(chance.uniform(0, 0.1) * takes)
+                    os.kill(child, signal.SIGKILL)
+            if not ended:
+                _, status = os.waitpid(child, 0)
             if not os.WIFSIGNALED(status):
                 break
             done += 1
