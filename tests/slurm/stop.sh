@@ -9,6 +9,9 @@ while [ -n "$(squeue -h 2>/dev/null)" ] && [ $i -lt 60 ]; do
 	sleep 0.25
 done
 for pid in "$dir/slurmd.pid" "$dir/slurmctld.pid" "$dir/munge/pid"; do
-	[ -s "$pid" ] && kill "$(cat "$pid")" && sleep 0.3
+	[ -s "$pid" ] || continue
+	number=$(cat "$pid")
+	kill "$number" 2>/dev/null && sleep 0.5
+	kill -9 "$number" 2>/dev/null # munged at times waits for a client that is gone
 done
 exit 0
