@@ -86,9 +86,10 @@ def test_any_partition_of_any_canvas(case: Case) -> None:
     torch.testing.assert_close(model.forward_head(union), model.forward_head(mixed), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("family", ["vit", "gap"])
 @pytest.mark.parametrize("stages", [1, 2])
-def test_credit_is_the_finite_difference(family: str, stages: int) -> None:
+def test_credit_is_the_finite_difference(family: str, stages: int, inside: bool) -> None:
     model = model_of(family, stages=stages).double()
     pyramid = model.pyramid(images(2).double())
     gates = tuple(0.2 + 0.6 * gate for gate in gates_of(random_splits(pyramid), torch.float64))
@@ -96,7 +97,7 @@ def test_credit_is_the_finite_difference(family: str, stages: int) -> None:
     def error_of(features: Features) -> Tensor:
         return model.forward_head(features).square().sum(1)
 
-    _, saved, _ = credit(model, pyramid, error_of, gates)
+    _, saved, _ = credit(model, pyramid, error_of, gates, inside=inside)
     step = 1e-6
     for s, gate in enumerate(gates):
         for parent in range(gate.shape[1]):
@@ -143,6 +144,25 @@ def test_dead_keys_that_would_win_give_finite_slopes() -> None:
     torch.testing.assert_close(out[live], MaskedAttention().attend(q[live], k[live], v[live], four, scale=1.0))
     (slope,) = torch.autograd.grad(out.sum(), weight)
     assert slope.isfinite().all()
+
+
+def test_positive_weights_on_fused_kernels_are_the_same_attention() -> None:
+    """Keys of weight 0 are absent then, however well they would score."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 10, 2, 6, generator=generator, dtype=torch.float64).unbind(0)
+    k = k.clone()
+    k[2] = 400 * q[0]
+    weight = torch.rand(2, 5, generator=generator, dtype=torch.float64) + 0.01
+    weight[0, 2] = weight[1, 4] = 0
+    segments = Segments(torch.tensor([0, 5, 10], dtype=torch.int32), (5, 5), 5)
+    found = []
+    for positive in (False, True):
+        parts = [x.clone().requires_grad_() for x in (q, k, v, weight)]
+        out = WeightedAttention(parts[3], positive=positive).attend(*parts[:3], segments, scale=0.4)
+        slopes = torch.autograd.grad(out.square().sum(), parts)
+        found.append([out, *slopes[:3], slopes[3] * (weight > 0)])
+    for naive, fused in zip(*found, strict=True):
+        torch.testing.assert_close(fused, naive)
 
 
 def test_weighted_attention_wants_one_length() -> None:

@@ -1,8 +1,6 @@
 """An attention backend around another: it lets reducers see keys and class attention, and weighs keys.
 
 A key that stands for s tokens should draw s times the attention: logits + log s (ToMe's proportional attention).
-Fused kernels take no bias, so log s rides in an extra channel instead: q' = [q, 1], k' = [k, log(s) / scale] give
-scale * q'.k' = scale * q.k + log s, exactly; head width is padded to a multiple of 8, v with zeros.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from split_core.attention import AttentionBackend
+from split_core.attention.weighted import with_log_weight
 from split_core.packing import Segments
 
 FAINT = 1e-6
@@ -67,8 +66,5 @@ class Tap(AttentionBackend):
         if self.log_weight is None:
             return self.inner.attend(q, k, v, segments, scale=scale, dropout=dropout)
         width = q.shape[-1]
-        extra = (-width - 1) % 8 + 1
-        column = (self.log_weight.flatten() / scale).to(k.dtype)[:, None, None].expand(-1, k.shape[1], 1)
-        k = F.pad(torch.cat([k, column], -1), (0, extra - 1))
-        q = F.pad(F.pad(q, (0, 1), value=1.0), (0, extra - 1))
-        return self.inner.attend(q, k, F.pad(v, (0, extra)), segments, scale=scale, dropout=dropout)[..., :width]
+        q, k, v = with_log_weight(q, k, v, self.log_weight.flatten(), scale)
+        return self.inner.attend(q, k, v, segments, scale=scale, dropout=dropout)[..., :width]

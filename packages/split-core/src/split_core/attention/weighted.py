@@ -2,6 +2,9 @@
 
 With weights 0 and 1 it is attention among the keys of weight 1; in between it is differentiable in the weights, which
 is what an estimator needs that asks what one more token would change (`split_core.learn.union`).
+
+A positive weight w is a bias of log w on the logits. Fused kernels take no bias with a gradient, so it rides in an
+extra channel: q' = [q, 1], k' = [k, log(w) / scale] give scale * q'.k' = scale * q.k + log w, exactly.
 """
 
 from __future__ import annotations
@@ -9,12 +12,15 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
 from split_core.attention.base import AttentionBackend
 from split_core.packing import Segments
 
 LARGEST_LOG = 10.0
 """How far a key without weight may score above all keys with one: exp of it bounds the derivative in its weight."""
+ABSENT = -1e4
+"""Logarithm of no weight at all: far below every logit of a network that is not broken, yet not infinite."""
 
 
 class WeightedAttention(AttentionBackend):
@@ -22,19 +28,27 @@ class WeightedAttention(AttentionBackend):
 
     Args:
         weight: (b, L) of every key, >= 0; each image has at least one positive.
+        positive: keys of weight 0 are not there at all (cells without picture) and nobody asks for their derivative.
+            It then runs on fused kernels. Without it, a weight of exactly 0 has its derivative too, and the matrix of
+            attention is made in full.
     """
 
     name = "weighted"
 
-    def __init__(self, weight: Float[Tensor, "b L"]) -> None:
-        self.weight = weight
+    def __init__(self, weight: Float[Tensor, "b L"], *, positive: bool = False) -> None:
+        self.weight, self.positive = weight, positive
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments, *, scale: float, dropout: float) -> Tensor:
         """Raises ValueError for images of several lengths, or dropout."""
-        length = self.weight.shape[1]
+        length, width = self.weight.shape[1], v.shape[-1]
         if segments.uniform != length or dropout:
             raise ValueError(f"weighted attention wants images of {length} tokens each, and no dropout")
+        if self.positive:
+            q, k, v = with_log_weight(q, k, v, self._log_weight().flatten(), scale)
         q, k, v = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in (q, k, v))
+        if self.positive:
+            out = F.scaled_dot_product_attention(q, k, v, scale=scale)[..., :width]
+            return out.transpose(1, 2).flatten(0, 1)
         weight = self.weight[:, None, None, :].to(v.dtype)
         score = (q * scale) @ k.transpose(2, 3)
         # The maximum over keys that count: over all of them, every key with weight could underflow to zero.
@@ -42,3 +56,22 @@ class WeightedAttention(AttentionBackend):
         share = (score - top).clamp(max=LARGEST_LOG).exp() * weight
         out = (share / share.sum(-1, keepdim=True)) @ v
         return out.transpose(1, 2).flatten(0, 1)
+
+    def _log_weight(self) -> Float[Tensor, "b L"]:
+        absent = self.weight == 0
+        return self.weight.masked_fill(absent, 1).log().masked_fill(absent, ABSENT)
+
+
+def with_log_weight(
+    q: Float[Tensor, "T h e"], k: Float[Tensor, "T h e"], v: Float[Tensor, "T h e"], log_weight: Float[Tensor, " T"],
+    scale: float,
+) -> tuple[Float[Tensor, "T h e2"], Float[Tensor, "T h e2"], Float[Tensor, "T h e2"]]:  # fmt: skip
+    """q, k and v whose ordinary attention at `scale` adds `log_weight` of each key to the logits.
+
+    The head width grows to the next multiple of 8, which kernels want; the added channels of v are zero, to be cut off.
+    """
+    extra = (-q.shape[-1] - 1) % 8 + 1
+    column = (log_weight / scale).to(k.dtype)[:, None, None].expand(-1, k.shape[1], 1)
+    k = F.pad(torch.cat([k, column], -1), (0, extra - 1))
+    q = F.pad(F.pad(q, (0, 1), value=1.0), (0, extra - 1))
+    return q, k, F.pad(v, (0, extra))

@@ -59,8 +59,9 @@ class Credit(Estimator):
         with torch.no_grad():
             pyramid = model.pyramid(lesson.images)
         error, saved, asked = credit(
-            model, pyramid, lesson.error_of, self._gates(pyramid, lesson.generator), self.config.masks
-        )
+            model, pyramid, lesson.error_of, self._gates(pyramid, lesson.generator), self.config.masks,
+            inside=self.config.softness > 0,
+        )  # fmt: skip
         live = torch.cat([part.flatten() for part in asked])
         raw = torch.cat([part.flatten() for part in saved])[live]
         if not bool(live.any()):
@@ -112,16 +113,16 @@ class Credit(Estimator):
 
 
 def credit(
-    model: SplitViT, pyramid: Pyramid, error_of: ErrorOf, gates: Gates, times: int = 1
+    model: SplitViT, pyramid: Pyramid, error_of: ErrorOf, gates: Gates, times: int = 1, *, inside: bool = False
 ) -> tuple[Float[Tensor, " kb"], tuple[Float[Tensor, "image _"], ...], tuple[Bool[Tensor, "image _"], ...]]:
     """Error under the gates, -dE/dg of every parent (mean over an image's `times` masks), and who was asked.
 
     A parent below an unsplit one gets no derivative there; it counts where some mask asked it. Derivatives that are
-    not finite are left out.
+    not finite are left out. `inside`: as for `encode_union`.
     """
     gates = tuple(gate.detach().requires_grad_() for gate in gates)
     with torch.enable_grad():
-        error = error_of(encode_union(model, pyramid, gates)).float()
+        error = error_of(encode_union(model, pyramid, gates, inside=inside)).float()
         slopes = torch.autograd.grad(error.sum(), gates)
     grid = pyramid.grid
     hard = Splits(tuple((g.detach() > 0.5).unflatten(1, grid.shape(s)) for s, g in enumerate(gates, start=1)), grid)

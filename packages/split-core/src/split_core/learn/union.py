@@ -110,13 +110,14 @@ class UnionFeatures(Features):
 
 
 def encode_union(
-    model: SplitViT, pyramid: Pyramid, gates: Gates, *, taps: tuple[int, ...] | None = None
+    model: SplitViT, pyramid: Pyramid, gates: Gates, *, taps: tuple[int, ...] | None = None, inside: bool = False
 ) -> UnionFeatures:
     """Run the backbone on every cell of the pyramid, each with its weight under the gates.
 
     Args:
         gates: of K * b images for a pyramid of b; row k * b + i is image i.
         taps: as for `SplitViT.encode`.
+        inside: no gate is exactly 0 or 1; attention is then several times as fast (`WeightedAttention.positive`).
     """
     batch = gates[0].shape[0]
     valid = pyramid.valid
@@ -128,7 +129,7 @@ def encode_union(
         layout = replace(layout, owner=layout.owner.masked_fill(~valid, -1), valid_cells=valid.flatten(1).sum(1))
     prefix = model.positions.prefix()
     ones = weights[0].new_ones(batch, 0 if prefix is None else prefix.shape[0])
-    attention = WeightedAttention(torch.cat([ones, *weights], 1))
+    attention = WeightedAttention(torch.cat([ones, *weights], 1), positive=inside)
     features = model.encode(pyramid, layout, taps=taps, attention=attention)
     return UnionFeatures(features.tokens, features.packed, layout, features.taps, weights)
 
