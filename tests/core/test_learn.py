@@ -130,7 +130,7 @@ def test_rollouts_packed_together_are_each_evaluated_alone(stages: int, size: tu
             torch.testing.assert_close(rollouts.error[k, i], error_of(one)[0], atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(rollouts.fraction[k, i], layout.token_fraction[0])
             logits = tuple(x[i : i + 1] for x in model.logits(pyramid, picture))
-            torch.testing.assert_close(rollouts.log_prob[k, i], log_prob(logits, alone)[0])
+            torch.testing.assert_close(rollouts.log_probs[k, i].sum(), log_prob(logits, alone)[0])
             score = torch.zeros(())
             inside = valid_at(pyramid.grid, None, picture.device)
             exists = torch.ones(1, *pyramid.grid.shape(stages), dtype=torch.bool)
@@ -222,7 +222,7 @@ def test_the_objective_is_error_and_tokens_weighed_by_lambda(monkeypatch) -> Non
     with torch.no_grad():
         generator = torch.Generator().manual_seed(1)
         rollouts = sample_rollouts(model, model.pyramid(picture), picture, output_norm(model), 4, generator)
-    torch.testing.assert_close(gains[0], (rollouts.error + 3 * rollouts.fraction) / 4)
+    torch.testing.assert_close(gains[0][..., 0], (rollouts.error + 3 * rollouts.fraction) / 4)
     assert ppo.metrics()["lambda"] == 3.0
     assert ppo.metrics()["token_fraction"] == pytest.approx(float(rollouts.fraction.mean()))
 

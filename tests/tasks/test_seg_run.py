@@ -22,7 +22,7 @@ SETTINGS: dict[str, Any] = {
     "policy": "xattn",
     "budget": 0.5,
     "adapt": {"images": 32, "batch_size": 16, "dense_fraction": 0.25, "backbone_lr": 1e-3},
-    "estimator": {"name": "ppo", "images": 16, "batch_size": 16, "lr": 1e-3},
+    "estimator": {"name": "ppo", "images": 16, "batch_size": 16, "lr": 1e-3, "reach": 1},
     "eval": {"images": 24, "batch_size": 8, "random_draws": 2, "methods": ["dense", "random", "oracle"]},
     "bench": {"batch_sizes": [4], "repeats": 1, "warmup": 0},
     "draw": {"count": 2},

@@ -149,6 +149,11 @@ def log_prob(logits: Logits, splits: Splits, valid: Bool[Tensor, "b r c"] | None
 
     Stable for any logit: log sigmoid(l) = -softplus(-l). Rollouts (splits.batch = K * b) reuse the b logits.
     """
+    return log_probs(logits, splits, valid).sum(1)
+
+
+def log_probs(logits: Logits, splits: Splits, valid: Bool[Tensor, "b r c"] | None = None) -> Float[Tensor, "kb n"]:
+    """The same decision by decision, parents of all scales from 1 on; 0 for those that were not asked."""
     return _over_existing(logits, splits, valid, lambda logit, chosen: -F.softplus(torch.where(chosen, -logit, logit)))
 
 
@@ -156,7 +161,8 @@ def decision_entropy(
     logits: Logits, splits: Splits, valid: Bool[Tensor, "b r c"] | None = None
 ) -> Float[Tensor, " kb"]:
     """Entropy of the Bernoulli decisions, in nats, summed over the parents that exist in `splits`."""
-    return _over_existing(logits, splits, valid, lambda logit, _: F.softplus(logit) - logit * logit.sigmoid())
+    terms = _over_existing(logits, splits, valid, lambda logit, _: F.softplus(logit) - logit * logit.sigmoid())
+    return terms.sum(1)
 
 
 def existing(splits: Splits, valid: Bool[Tensor, "b r c"] | None = None) -> tuple[Bool[Tensor, "b _"], ...]:
@@ -175,14 +181,12 @@ def existing(splits: Splits, valid: Bool[Tensor, "b r c"] | None = None) -> tupl
     return tuple(a.flatten(1) for a in asked)
 
 
-def _over_existing(logits: Logits, splits: Splits, valid: Tensor | None, term) -> Float[Tensor, " kb"]:  # type: ignore[no-untyped-def]
-    total = None
+def _over_existing(logits: Logits, splits: Splits, valid: Tensor | None, term) -> Float[Tensor, "kb n"]:  # type: ignore[no-untyped-def]
+    values = []
     for logit, mask, asked in zip(logits, splits.masks, existing(splits, valid), strict=True):
         times = mask.shape[0] // logit.shape[0]
-        value = (term(logit.float().repeat(times, 1), mask.flatten(1)) * asked).sum(1)
-        total = value if total is None else total + value
-    assert total is not None
-    return total
+        values.append(term(logit.float().repeat(times, 1), mask.flatten(1)) * asked)
+    return torch.cat(values, 1)
 
 
 def _uniform(like: Tensor, generator: torch.Generator | None) -> Tensor:

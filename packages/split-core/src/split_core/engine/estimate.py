@@ -15,7 +15,7 @@ from split_core.engine.methods import WARM
 from split_core.engine.session import Learner, Session
 from split_core.features import Features
 from split_core.learn.config import EstimatorConfig
-from split_core.learn.estimator import ErrorOf, Estimator, EstimatorContext, Lesson
+from split_core.learn.estimator import ErrorMapOf, ErrorOf, Estimator, EstimatorContext, Lesson
 from split_core.quadtree import build_layout, uniform_splits
 from split_core.task import Target, repeat_target
 
@@ -86,7 +86,13 @@ def _train(session: Session, learner, estimator: Estimator, settings: EstimatorC
         generator = ranks.generator(step_seed(config.seed, f"{phase}/masks", step), len(batch["image"]))
         images, target = batch["image"], batch["target"]
         objects = objects_of(learner, target, model.embed.grid(images.shape[-2:]))
-        lesson = Lesson(images, error_of(session, learner, images, target), generator, objects)
+        lesson = Lesson(
+            images,
+            error_of(session, learner, images, target),
+            generator,
+            objects,
+            map_of(session, learner, images, target),
+        )
         for group in optimizer.param_groups:
             group["lr"] = settings.lr * (settings.decay(step / steps))
         _learn(session, model, estimator, lesson, optimizer, settings.grad_clip)
@@ -138,3 +144,15 @@ def error_of(session: Session, learner: Learner, images: Tensor, target: Target)
         return task.distance(task.output(model, features, repeated), repeated["dense"])
 
     return of_distance
+
+
+def map_of(session: Session, learner: Learner, images: Tensor, target: Target) -> ErrorMapOf | None:
+    """Where the task's error lies; None for a distance to the all-fine model, which has no map."""
+    if session.config.error != "task":
+        return None
+
+    def of_task(features: Features) -> Tensor | None:
+        repeated = repeat_target(target, features.batch // images.shape[0])
+        return learner.task.error_map(learner.task.output(learner.split, features, repeated), repeated)
+
+    return of_task

@@ -67,6 +67,9 @@ class PPOConfig(EstimatorConfig):
     clip: float = Field(0.1, gt=0, lt=1, description="clip range of the whole-mask probability ratio")
     entropy_bonus: float = Field(0.0, ge=0, description="weight of the decisions' mean entropy in the objective")
     normalize_advantage: bool = Field(False, description="weigh images by the inverse spread of their rollouts' errors")
+    reach: int | None = Field(
+        None, ge=0, description="parents to each side whose error a split answers for; null: the whole image's (paper)"
+    )
     dual: DualConfig = Field(DualConfig(), description="the multiplier of the token budget")
 
     @model_validator(mode="after")

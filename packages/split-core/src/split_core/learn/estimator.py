@@ -19,6 +19,9 @@ from split_core.model import SplitViT
 ErrorOf = Callable[[Features], Float[Tensor, " b"]]
 """E(x, M) per image, or per rollout when the features hold K * b of them (row k * b + i is image i)."""
 
+ErrorMapOf = Callable[[Features], Float[Tensor, "b r c"] | None]
+"""Where that error lies (`Task.error_map`), or None when it has no place."""
+
 
 @dataclass(frozen=True)
 class Lesson:
@@ -30,12 +33,14 @@ class Lesson:
         generator: source of everything random.
         objects: (b, r, c) fine cells on labelled objects, for estimators that are bounds to compare with; None
             where nothing is labelled.
+        map_of: where the error of each image lies, for estimators that ask.
     """
 
     images: Float[Tensor, "b ch H W"]
     error_of: ErrorOf
     generator: torch.Generator | None = None
     objects: Bool[Tensor, "b r c"] | None = None
+    map_of: ErrorMapOf | None = None
 
 
 @dataclass(frozen=True)

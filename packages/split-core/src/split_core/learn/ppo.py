@@ -7,8 +7,9 @@
 
 The K rollouts of an image share its pyramid and run as one packed batch of K * b partitions under no_grad
 (not inference_mode, whose tensors could not enter the policy's graph). Optional, off by default because the
-paper has none of them: an entropy bonus, advantages in units of their spread over an image's rollouts, and the
-cures of the multiplier's overshoot (`split_core.learn.dual`).
+paper has none of them: an entropy bonus, advantages in units of their spread over an image's rollouts, the
+cures of the multiplier's overshoot (`split_core.learn.dual`), and, for errors that have a place, an advantage and a
+ratio for each decision (`reach`, `split_core.learn.surroundings`).
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from split_core.decision import Decision, decision_entropy, existing, log_prob
+from split_core.decision import Decision, decision_entropy, existing, log_probs
+from split_core.errors import SplitError
 from split_core.learn.config import PPOConfig
 from split_core.learn.dual import Dual, token_price
-from split_core.learn.estimator import ErrorOf, Estimator, EstimatorContext, Lesson
+from split_core.learn.estimator import ErrorMapOf, ErrorOf, Estimator, EstimatorContext, Lesson
+from split_core.learn.surroundings import surroundings
 from split_core.model import SplitViT
 from split_core.quadtree import build_layout
 from split_core.types import Pyramid, Splits
@@ -39,18 +42,27 @@ class Rollouts:
 
     Args:
         splits: (K * b) partitions, row k * b + i is image i.
-        log_prob: (K, b) log pi_old.
+        log_probs: (K, b, n) log pi_old of each decision, 0 where none was asked for.
         error, fraction: (K, b) E(x, M) and P(x, M).
         score: (K, b) sum of m_i - p_i over the decisions taken.
         deployed: (b,) token fraction of the policy's own 0.5 threshold.
+        near_error, near_fraction: (K, b, n) what each decision answers for, if not for the whole image.
     """
 
     splits: Splits
-    log_prob: Float[Tensor, "k b"]
+    log_probs: Float[Tensor, "k b n"]
     error: Float[Tensor, "k b"]
     fraction: Float[Tensor, "k b"]
     score: Float[Tensor, "k b"]
     deployed: Float[Tensor, " b"]
+    near_error: Float[Tensor, "k b n"] | None = None
+    near_fraction: Float[Tensor, "k b n"] | None = None
+
+    def cost(self, weight: float) -> Float[Tensor, "k b g"]:
+        """C, one for each image or, with surroundings, for each decision."""
+        if self.near_error is not None and self.near_fraction is not None:
+            return (self.near_error + weight * self.near_fraction) / (1 + weight)
+        return ((self.error + weight * self.fraction) / (1 + weight))[..., None]
 
 
 class PPO(Estimator):
@@ -71,20 +83,21 @@ class PPO(Estimator):
         images = lesson.images
         with torch.no_grad():
             pyramid = model.pyramid(images)
-            rollouts = sample_rollouts(model, pyramid, images, lesson.error_of, self.config.rollouts, lesson.generator)
+            rollouts = self._rollouts(model, pyramid, lesson)
         if self.dual.measuring:
             price = token_price(rollouts.error, rollouts.fraction, rollouts.score, self._weight(rollouts))
             self.dual.measure(self.context.mean(float(price)))
             self._metrics = self._describe(rollouts)
             return
         weight = self.dual.value
-        cost = (rollouts.error + weight * rollouts.fraction) / (1 + weight)
-        gain = advantage(cost) * self._weight(rollouts)
+        gain = advantage(rollouts.cost(weight)) * self._weight(rollouts)[:, None]
+        answers = gain.shape[2]
+        old = _grouped(rollouts.log_probs, answers)
         described = self._describe(rollouts) | {"advantage_std": float(gain.std())}
         for epoch in range(self.config.epochs):
             logits = model.logits(pyramid, images)
-            now = log_prob(logits, rollouts.splits, pyramid.valid).view_as(gain)
-            loss, clipped, kl = ppo_loss(now, rollouts.log_prob, gain, self.config.clip)
+            now = log_probs(logits, rollouts.splits, pyramid.valid).view_as(rollouts.log_probs)
+            loss, clipped, kl = ppo_loss(_grouped(now, answers), old, gain, self.config.clip)
             parents = sum(logit.shape[1] for logit in logits)
             entropy = decision_entropy(logits, rollouts.splits, pyramid.valid).mean() / parents
             described |= {
@@ -92,10 +105,18 @@ class PPO(Estimator):
                 f"kl_{epoch + 1}": float(kl),
                 "entropy": float(entropy.detach()),
             }
-            yield loss - self.config.entropy_bonus * entropy
+            yield answers * loss - self.config.entropy_bonus * entropy
         measured = rollouts.deployed if self.config.dual.measure == "deployed" else rollouts.fraction
         self.dual.update(self.context.mean(float(measured.mean())))
         self._metrics = described
+
+    def _rollouts(self, model: SplitViT, pyramid: Pyramid, lesson: Lesson) -> Rollouts:
+        times, reach = self.config.rollouts, self.config.reach
+        if reach is None:
+            return sample_rollouts(model, pyramid, lesson.images, lesson.error_of, times, lesson.generator)
+        return sample_rollouts(
+            model, pyramid, lesson.images, lesson.map_of or (lambda _: None), times, lesson.generator, reach=reach
+        )
 
     def _weight(self, rollouts: Rollouts) -> Float[Tensor, " b"]:
         if self.config.normalize_advantage:
@@ -121,28 +142,51 @@ class PPO(Estimator):
 
 
 def sample_rollouts(
-    model: SplitViT, pyramid: Pyramid, images: Tensor, error_of: ErrorOf, times: int, generator: torch.Generator | None
-) -> Rollouts:
-    """Sample K partitions of each image from the policy and run them all in one packed batch."""
+    model: SplitViT, pyramid: Pyramid, images: Tensor, error_of: ErrorOf | ErrorMapOf, times: int,
+    generator: torch.Generator | None, *, reach: int | None = None,
+) -> Rollouts:  # fmt: skip
+    """Sample K partitions of each image from the policy and run them all in one packed batch.
+
+    Args:
+        error_of: the error of each rollout; with `reach`, the map of where it lies.
+        reach: as `PPOConfig.reach`.
+
+    Raises:
+        SplitError: `reach` where the error has no place.
+    """
     logits = model.logits(pyramid, images)
     repeated = tuple(logit.repeat(times, 1) for logit in logits)
     valid = None if pyramid.valid is None else pyramid.valid.repeat(times, 1, 1)
     splits = Decision("sample")(repeated, pyramid.grid, valid, generator)
     layout = build_layout(splits, valid)
-    error = error_of(model.encode(pyramid, layout)).float()
-    deployed = build_layout(Decision("threshold")(logits, pyramid.grid, pyramid.valid), pyramid.valid)
+    error = error_of(model.encode(pyramid, layout))
+    near = {}
     shape = (times, pyramid.batch)
+    if reach is not None:
+        if error is None:
+            raise SplitError("estimator.reach: the error of this run has no place in the picture; use reach=null")
+        around = surroundings(error, layout, reach)
+        error = error.float().flatten(1).sum(1) / layout.valid_cells
+        near = {"near_error": around.error.view(*shape, -1), "near_fraction": around.fraction.view(*shape, -1)}
+    assert error is not None
+    deployed = build_layout(Decision("threshold")(logits, pyramid.grid, pyramid.valid), pyramid.valid)
     return Rollouts(
         splits=splits,
-        log_prob=log_prob(logits, splits, pyramid.valid).view(shape),
-        error=error.view(shape),
+        log_probs=log_probs(logits, splits, pyramid.valid).view(*shape, -1),
+        error=error.float().view(shape),
         fraction=layout.token_fraction.view(shape),
         score=_score(logits, splits, pyramid.valid).view(shape),
         deployed=deployed.token_fraction,
+        **near,
     )
 
 
-def advantage(cost: Float[Tensor, "k b"]) -> Float[Tensor, "k b"]:
+def _grouped(log_probs: Float[Tensor, "k b n"], groups: int) -> Float[Tensor, "k b g"]:
+    """Of the whole mask, for one ratio an image (the paper's); or as they are, for one each decision."""
+    return log_probs.sum(2, keepdim=True) if groups == 1 else log_probs
+
+
+def advantage(cost: Float[Tensor, "k b *g"]) -> Float[Tensor, "k b *g"]:
     """Leave-one-out: how much cheaper a rollout is than the mean of the image's others."""
     others = (cost.sum(0) - cost) / (cost.shape[0] - 1)
     return others - cost
@@ -160,7 +204,7 @@ def image_weight(error: Float[Tensor, "k b"]) -> Float[Tensor, " b"]:
 
 
 def ppo_loss(
-    now: Float[Tensor, "k b"], old: Float[Tensor, "k b"], gain: Float[Tensor, "k b"], clip: float
+    now: Float[Tensor, "k b *g"], old: Float[Tensor, "k b *g"], gain: Float[Tensor, "k b *g"], clip: float
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Float[Tensor, ""]]:
     """The clipped surrogate, with the share of clipped rollouts and the approximate KL from the old policy."""
     log_ratio = (now - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
