@@ -51,12 +51,14 @@ def estimate(session: Session) -> None:
 
 
 def _train(session: Session, learner, estimator: Estimator, settings: EstimatorConfig, steps: int) -> float:  # type: ignore[no-untyped-def]
-    """Returns the seconds it took, those before a resumption included."""
+    """Returns the seconds it took, those before a resumption included: of all cores on a CPU, where others may keep the
+    process waiting, by the clock elsewhere."""
     config, model = session.config, learner.split
     phase = f"estimate_{config.policy['name']}"
     optimizer = torch.optim.Adam(model.policy.parameters(), lr=settings.lr)
     saver = session.saver(phase)
-    start, before, began = 0, 0.0, time.perf_counter()
+    clock = time.process_time if session.device.type == "cpu" else time.perf_counter
+    start, before, began = 0, 0.0, clock()
     resumed = saver.resume()
     if resumed is not None:
         start, state = resumed
@@ -105,10 +107,10 @@ def _train(session: Session, learner, estimator: Estimator, settings: EstimatorC
                 "policy": model.policy.state_dict(),
                 "optimizer": optimizer.state_dict(),
                 "estimator": estimator.state_dict(),
-                "seconds": before + time.perf_counter() - began,
+                "seconds": before + clock() - began,
             },
         )
-    return before + time.perf_counter() - began
+    return before + clock() - began
 
 
 def _learn(session, model, estimator: Estimator, lesson: Lesson, optimizer, grad_clip) -> None:  # type: ignore[no-untyped-def]

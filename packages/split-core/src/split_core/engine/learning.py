@@ -78,7 +78,10 @@ def table(content: Mapping[str, Any]) -> Table:
         ]
         for row in content["aggregate"]
     ]  # fmt: skip
-    notes = ["Means over seeds ± their standard deviation. Images and seconds are the policy's, after the warm start."]
+    notes = [
+        "Means over seeds ± their standard deviation. Images and seconds are the policy's, after the warm start; "
+        "on a CPU seconds are of all cores together."
+    ]
     return Table(content["title"], header, cells, notes)
 
 
