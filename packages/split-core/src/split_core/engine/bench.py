@@ -240,7 +240,9 @@ def _describe(variant: Variant, batches: Sequence[Images], repeats: int) -> dict
         flops += forward_flops(model, model.layout).tolist()
     result: dict[str, Any] = {
         "token_fraction": sum(fractions) / len(fractions), "tokens_per_image": sum(counts) / len(counts),
-        "tokens_range": [min(counts), max(counts)], "ideal_speedup": ideal_speedup(model.vit, _cells(model.vit), flops),
+        "tokens_range": [min(counts), max(counts)], "ideal_speedup": ideal_speedup(
+            model.vit, _cells(model.vit), flops, model.windows
+        ),
     }  # fmt: skip
     if isinstance(model.layout, Reduced):
         result["tokens_per_layer"] = [list(pair) for pair in model.layout.layers]
