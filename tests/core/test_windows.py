@@ -22,6 +22,8 @@ from split_core.attention import choose_backend
 from split_core.attention.masked import MaskedAttention
 from split_core.attention.sdpa import SdpaAttention
 from split_core.backbone.stream import drop_path
+from split_core.engine.reference import dense_reference, windowed
+from split_core.engine.session import Learner
 from split_core.errors import SplitError
 from split_core.features import Features
 from split_core.flops import backbone_flops, forward_flops
@@ -32,6 +34,7 @@ from split_core.packing import Segments, pack
 from split_core.policy import SplitPolicy, StageView
 from split_core.quadtree import build_layout, in_order, rank, uniform_splits
 from split_core.reducer import build_reducer
+from split_core.task import Task
 from split_core.types import Grid, Layout, Pyramid, Splits
 from strategies import Case, batches, bits, masks_of, random_pyramid, validity_of
 from tiny import FAMILIES, Bright, images, relative, tiny_vit
@@ -67,7 +70,7 @@ def random_splits(grid: Grid, batch: int, seed: int = 0) -> Splits:
 
 
 @st.composite
-def windowed(draw: st.DrawFn) -> Case:
+def canvases(draw: st.DrawFn) -> Case:
     """A batch of quadtrees on a grid of whole windows of whole coarse patches."""
     stages = draw(st.integers(1, 3))
     window = draw(st.integers(1, 2 if stages < 3 else 1)) << stages
@@ -87,7 +90,7 @@ def tokens_of(layout: Layout) -> list[tuple[int, ...]]:
     return list(zip(*(x.tolist() for x in (layout.image, layout.scale, layout.row, layout.col)), strict=True))
 
 
-@given(windowed())
+@given(canvases())
 def test_tokens_are_sorted_by_image_window_and_raster(case: Case) -> None:
     side = case.grid.window
     layout, plain = build_layout(case.splits, case.valid), in_raster(case)
@@ -98,7 +101,7 @@ def test_tokens_are_sorted_by_image_window_and_raster(case: Case) -> None:
     assert torch.equal(layout.valid_cells, plain.valid_cells)
 
 
-@given(windowed())
+@given(canvases())
 def test_each_window_with_tokens_is_one_run(case: Case) -> None:
     side = case.grid.window
     layout = build_layout(case.splits, case.valid)
@@ -115,7 +118,7 @@ def test_each_window_with_tokens_is_one_run(case: Case) -> None:
     assert layout.window_pairs().tolist() == [squares[image] for image in range(case.batch)]
 
 
-@given(windowed())
+@given(canvases())
 def test_owners_dense_maps_and_areas_are_those_of_the_raster_order(case: Case) -> None:
     layout, plain = build_layout(case.splits, case.valid), in_raster(case)
     assert torch.equal(layout.owner < 0, plain.owner < 0)
@@ -127,7 +130,7 @@ def test_owners_dense_maps_and_areas_are_those_of_the_raster_order(case: Case) -
     assert layout.full == plain.full
 
 
-@given(windowed())
+@given(canvases())
 def test_cells_count_from_the_corner_of_the_window(case: Case) -> None:
     layout, side = build_layout(case.splits, case.valid), case.grid.window
     alone = Grid((side, side), case.grid.stages)
@@ -136,7 +139,7 @@ def test_cells_count_from_the_corner_of_the_window(case: Case) -> None:
         assert layout.window_cell[token] == inside
 
 
-@given(windowed())
+@given(canvases())
 def test_rank_says_where_in_order_puts_a_cell(case: Case) -> None:
     grid = case.grid
     rows, cols = (torch.arange(n) for n in grid.shape(0))
@@ -144,7 +147,7 @@ def test_rank_says_where_in_order_puts_a_cell(case: Case) -> None:
     assert torch.equal(in_order(places, grid), torch.arange(grid.size(0))[None])
 
 
-@given(windowed())
+@given(canvases())
 def test_union_tokens_stand_window_by_window(case: Case) -> None:
     grid, side = case.grid, case.grid.window
     layout = union_layout(grid, case.batch, torch.device("cpu"))
@@ -228,6 +231,40 @@ def test_all_fine_is_the_window_partition(kind: str, size: tuple[int, int]) -> N
     assert len(ours) == len(theirs) > 40
     for own, their in zip(ours, theirs, strict=True):
         assert relative(own, their) < 1e-4
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "half"])
+def test_the_dense_reference_has_windows_too(kind: str) -> None:
+    """With rotary positions that pair the halves of a head as well, and with or without a head of the task's own."""
+    vit = vit_of("detector", rope_rotate_half=True) if kind == "half" else vit_of(kind)
+    model, picture = wrap(vit, "dense", stages=2, windows=WINDOWS).eval(), images(2, 64)
+    model.taps = (0, 2)
+    with torch.no_grad():
+        fine = model.forward_features(picture)
+        tokens, tapped = windowed(model, picture, model.taps)
+        raster = fine.dense().flatten(2).transpose(1, 2)
+        torch.testing.assert_close(tokens, raster, atol=1e-5, rtol=1e-4)
+        for tap in (0, 1):
+            torch.testing.assert_close(tapped[tap], fine.dense(tap).flatten(2).transpose(1, 2), atol=1e-5, rtol=1e-4)
+        task = Whole()
+        assert relative(dense_reference(Learner(model, task))(picture), model(picture)) < 1e-5
+        task.model_head = False
+        whole = task.output(model, fine)
+        assert relative(dense_reference(Learner(model, task))(picture), whole) < 1e-5
+        plain = wrap(vit, "dense", stages=2).eval()
+        plain.taps = model.taps
+        expected = task.output(plain, plain.forward_features(picture))
+        assert relative(dense_reference(Learner(plain, task))(picture), expected) < 1e-5
+        assert relative(whole, expected) > 1e-3
+
+
+class Whole(Task):
+    """Gives all that it reads."""
+
+    model_head = True
+
+    def output(self, model: Any, features: Features, target: Any = None) -> Tensor:
+        return torch.cat([features.dense(tap) for tap in (None, 0, 1)], 1)
 
 
 def naive_mixed(model: SplitViT, pyramid: Pyramid, layout: Layout) -> Tensor:
