@@ -481,7 +481,8 @@ def test_union_is_mixed_on_any_padded_canvas(data: st.DataObject) -> None:
     torch.testing.assert_close(model.forward_head(union), model.forward_head(mixed), atol=1e-4, rtol=1e-4)
 
 
-def test_credit_is_the_finite_difference_within_windows() -> None:
+@pytest.mark.parametrize("inside", [True, False])
+def test_credit_is_the_finite_difference_within_windows(inside: bool) -> None:
     model = model_of(stages=1).double()
     grid = model.embed.grid((64, 64))
     valid = valid_corner(grid, [(4, 8)])
@@ -491,7 +492,7 @@ def test_credit_is_the_finite_difference_within_windows() -> None:
     def error_of(features: Features) -> Tensor:
         return model.forward_head(features).square().sum(1)
 
-    _, saved, _ = credit(model, pyramid, error_of, gates)
+    _, saved, _ = credit(model, pyramid, error_of, gates, inside=inside)
     step = 1e-6
     for parent in range(gates[0].shape[1]):
         errors = []
