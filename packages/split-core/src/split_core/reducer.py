@@ -50,7 +50,7 @@ class Reducer(nn.Module):
         SplitError: the model cannot be run this way; names the part that cannot.
     """
 
-    windows = None
+    windows: ClassVar[None] = None
     """As `SplitViT.windows`: a model with some is refused."""
     learned: ClassVar[bool] = False
     analysis: ClassVar[bool] = False

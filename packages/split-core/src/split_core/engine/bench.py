@@ -234,7 +234,8 @@ def _describe(variant: Variant, batches: Sequence[Images], repeats: int, warmup:
     """Tokens and FLOPs of every image timed, seconds of the stages on the first batch, and the most memory."""
     model, device = variant.learner.model, batches[0].device
     counts: list[int] = []
-    fractions, flops = [], []
+    fractions: list[float] = []
+    flops: list[float] = []
 
     def forwards() -> None:
         for images in batches:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import timm
 from jaxtyping import Float
@@ -86,10 +86,11 @@ def _plain(config: Eva02Config, context: ModelContext, *, class_token: bool) -> 
     shown = {
         "input_size": (channels, config.img_size, config.img_size), "mean": MEAN[:channels], "std": STD[:channels],
     }  # fmt: skip
-    return timm.create_model(
+    model = timm.create_model(
         "eva02_base_patch14_224", pretrained=False, pretrained_cfg_overlay=shown, img_size=config.img_size,
         patch_size=PATCH, in_chans=channels, num_classes=context.num_classes, embed_dim=dim, depth=depth,
         num_heads=heads, qkv_fused=False, mlp_ratio=4 * 2 / 3, swiglu_mlp=True, scale_mlp=True, use_rot_pos_emb=True,
         ref_feat_shape=(16, 16), drop_path_rate=config.drop_path, global_pool="avg", class_token=class_token,
         use_post_transformer_norm=False, use_fc_norm=False,
     )  # fmt: skip
+    return cast(Eva, model)
