@@ -23,7 +23,7 @@ from split_core.errors import SplitError
 from split_core.features import Features, Pooling
 from split_core.model import SplitViT
 from split_core.quadtree import leaf_weights, rank, valid_at
-from split_core.types import Grid, Layout, Pyramid, Runs, upsample
+from split_core.types import Cover, Grid, Layout, Pyramid, Runs, upsample
 
 Gates = tuple[Float[Tensor, "b _"], ...]
 """Index s - 1: (b, n_s) gates of the parents at scale s."""
@@ -189,12 +189,13 @@ def union_layout(grid: Grid, batch: int, device: torch.device) -> Layout:
         )
 
 
-def _order(layout: Layout) -> Int[Tensor, " m"]:
+def _order(layout: Cover) -> Int[Tensor, " m"]:
     """The cell of the pyramid that each token of an image stands for, alike for all images."""
+    assert isinstance(layout, Layout)
     return layout.cell[: layout.grid.total]
 
 
-def _as_tokens(values: Float[Tensor, "b m"], layout: Layout) -> Float[Tensor, "b m"]:
+def _as_tokens(values: Float[Tensor, "b m"], layout: Cover) -> Float[Tensor, "b m"]:
     """A number for each cell of the pyramid in the order of a union's tokens."""
     return values.index_select(1, _order(layout)) if layout.grid.window else values
 
