@@ -37,7 +37,7 @@ def segments_of(*lengths: int) -> Segments:
 def test_a_packed_block_is_the_block_on_each_image_alone(family: str, backend) -> None:
     block = tiny_vit(family).blocks[0]
     x = torch.randn(12, 32, generator=torch.Generator().manual_seed(0))
-    packed = BLOCKS[type(block)](block, x, Stream(segments_of(3, 7, 2), backend))
+    packed = BLOCKS[type(block)](block, x, Stream(segments_of(3, 7, 2), segments_of(3, 7, 2), backend))
     alone = torch.cat([block(part[None])[0] for part in x.split([3, 7, 2])])
     torch.testing.assert_close(packed, alone, atol=1e-5, rtol=1e-5)
 

@@ -8,13 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parents[1]
 
 
-def test_nine_token_counts_take_the_graphs_of_one() -> None:
+@pytest.mark.parametrize("family", ["eva02", "windows"])
+def test_nine_token_counts_take_the_graphs_of_one(family: str) -> None:
     paths = os.pathsep.join([str(TESTS), *sys.path])
     out = subprocess.run(
-        [sys.executable, TESTS / "compiled.py", "eva02"], env={**os.environ, "PYTHONPATH": paths}, check=True,
+        [sys.executable, TESTS / "compiled.py", family], env={**os.environ, "PYTHONPATH": paths}, check=True,
         capture_output=True, text=True,
     ).stdout  # fmt: skip
     found = json.loads(out.splitlines()[-1])

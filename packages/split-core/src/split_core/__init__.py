@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from split_core.engine.patchmap import draw
     from split_core.model import SplitViT
     from split_core.types import Grid, Layout, Pyramid, Splits
+    from split_core.windows import Windows
     from split_core.wrapping import load_pretrained, wrap
 
-__all__ = ["Grid", "Layout", "Pyramid", "SplitViT", "Splits", "draw", "load_pretrained", "wrap"]
+__all__ = ["Grid", "Layout", "Pyramid", "SplitViT", "Splits", "Windows", "draw", "load_pretrained", "wrap"]
 
 
 def __getattr__(name: str) -> Any:
-    homes = {"draw": "engine.patchmap", "SplitViT": "model", "load_pretrained": "wrapping", "wrap": "wrapping"}
+    homes = {"draw": "engine.patchmap", "SplitViT": "model", "Windows": "windows"}
+    homes |= {"load_pretrained": "wrapping", "wrap": "wrapping"}
     if name not in __all__:
         raise AttributeError(f"module 'split_core' has no attribute {name!r}")
     return getattr(importlib.import_module(f"split_core.{homes.get(name, 'types')}"), name)

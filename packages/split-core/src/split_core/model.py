@@ -27,6 +27,7 @@ from split_core.pyramid import Down, PyramidEmbed
 from split_core.quadtree import build_layout, coarse_layout
 from split_core.rope import Place, RopeTable
 from split_core.types import Layout, Look, Pyramid, Splits
+from split_core.windows import Windows
 
 
 class SplitViT(nn.Module):
@@ -45,17 +46,25 @@ class SplitViT(nn.Module):
         antialias: how the position table is resampled.
         compile_blocks: run the blocks through torch.compile.
         rope: where a coarse token stands for rotary positions, if the model has them.
+        windows: within which most blocks attend; None means that all attend across the image.
+
+    Raises:
+        SplitError: the model is of a kind that cannot run so.
     """
 
     def __init__(
         self, vit: nn.Module, policy: SplitPolicy, *, stages: int, decision: Decision, attention: str = "auto",
         down: Down = "area", pooling: Pooling = "area", antialias: bool = True, rope: Place = "center",
-        compile_blocks: bool = False,
+        compile_blocks: bool = False, windows: Windows | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.vit = check_backbone(vit)
         patch_embed = self.vit.patch_embed
-        self.embed = PyramidEmbed(patch_embed.proj, norm=patch_embed.norm, stages=stages, down=down)
+        self.windows = windows
+        if windows is not None:
+            windows.check_model(blocks=len(self.vit.blocks), prefix=self.vit.num_prefix_tokens, stages=stages)
+        side = 0 if windows is None else windows.size
+        self.embed = PyramidEmbed(patch_embed.proj, norm=patch_embed.norm, stages=stages, down=down, window=side)
         self.positions = PositionTable(self.vit, antialias=antialias)
         self.rope = RopeTable(self.vit, place=rope)
         self.policy = policy
@@ -176,7 +185,7 @@ class SplitViT(nn.Module):
         """What each block must know of a packed batch."""
         if attention is None:
             attention = choose_backend(self.attention, packed.tokens.device, kernel_dtype(packed.tokens))
-        return streams(packed, layout, attention, self.rope.cells(layout.grid), per_block=self.rope.per_block)
+        return streams(packed, layout, attention, self.rope, self.windows)
 
     def run(
         self, x: Float[Tensor, "T d"], streams: Streams, *, start: int = 0, stop: int | None = None,

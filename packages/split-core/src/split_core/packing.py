@@ -14,12 +14,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from split_core.types import Cover, Layout, Look, Pyramid
+from split_core.quadtree import in_order
+from split_core.types import Cover, Grid, Layout, Look, Pyramid
 
 
 @dataclass(frozen=True)
 class Segments:
-    """Where each image's tokens lie in a packed sequence, prefix included: all that attention needs.
+    """Where each image's tokens lie in a packed sequence, prefix included: all that attention needs. In a block with
+    windows, where each window's tokens lie.
 
     Args:
         cu_seqlens: (b + 1,) int32 on the device.
@@ -39,7 +41,7 @@ class Segments:
 
     @cached_property
     def image(self) -> Int[Tensor, " T"]:
-        """Image of every packed token."""
+        """Image (or window) of every packed token."""
         images = torch.arange(len(self.lengths), device=self.cu_seqlens.device)
         return torch.repeat_interleave(images, self.cu_seqlens.diff().long(), output_size=self.total)
 
@@ -85,11 +87,7 @@ def pack(
         ValueError: the layout belongs to another grid, or its images are no multiple of the pyramid's.
     """
     if layout.grid != pyramid.grid:
-        (a, b), (c, d) = layout.grid.cells, pyramid.grid.cells
-        raise ValueError(
-            f"the layout is for {a}x{b} patches and {layout.grid.stages} stages, "
-            f"the images have {c}x{d} and {pyramid.grid.stages}"
-        )
+        raise ValueError(f"the layout is for {_described(layout.grid)}, the images have {_described(pyramid.grid)}")
     if layout.batch != pyramid.batch and (pyramid.batch == 0 or layout.batch % pyramid.batch):
         raise ValueError(f"a layout of {layout.batch} images does not fit a pyramid of {pyramid.batch}")
     patches = _patches(pyramid, layout, positions)
@@ -113,11 +111,16 @@ def pack(
     return Packed(tokens, segments, patch_index, prefix_index)
 
 
+def _described(grid: Grid) -> str:
+    rows, cols = grid.cells
+    return f"{rows}x{cols} patches and {grid.stages} stages" + (f" in windows of {grid.window}" if grid.window else "")
+
+
 def _patches(pyramid: Pyramid, layout: Layout, positions: Float[Tensor, "m d"] | None) -> Float[Tensor, "t d"]:
     """The tokens' embeddings with their positions, in the layout's order."""
-    if layout.all_fine and layout.batch == pyramid.batch:  # the fine level as it stands: nothing to gather
+    if layout.all_fine and layout.batch == pyramid.batch:  # the fine level as it stands: no scales to gather from
         level = pyramid.levels[0] if positions is None else pyramid.levels[0] + positions[: layout.grid.size(0)]
-        return level.flatten(0, 1)
+        return in_order(level.unflatten(1, layout.grid.shape(0)), layout.grid).flatten(0, 1)
     image = layout.image if layout.batch == pyramid.batch else layout.image % pyramid.batch
     cells = torch.cat(pyramid.levels, 1).flatten(0, 1)
     patches = cells.index_select(0, image * pyramid.grid.total + layout.cell)

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from split_core.errors import SplitError
 from split_core.types import Grid, Pyramid
+from split_core.windows import check_canvas
 
 Down = Literal["area", "bilinear"]
 WASTE = 1024
@@ -35,11 +36,15 @@ class PyramidEmbed(nn.Module):
         norm: the normalisation that follows it, or Identity. Folding needs Identity.
         stages: S >= 1.
         down: how the image is reduced for coarse scales.
+        window: side of the model's windows in fine cells, 0 without.
     """
 
-    def __init__(self, proj: nn.Conv2d, *, stages: int, norm: nn.Module | None = None, down: Down = "area") -> None:
+    def __init__(
+        self, proj: nn.Conv2d, *, stages: int, norm: nn.Module | None = None, down: Down = "area", window: int = 0
+    ) -> None:
         super().__init__()
         self.stages = stages
+        self.window = window
         self.down = down
         self.patch_size: tuple[int, int] = (proj.kernel_size[0], proj.kernel_size[1])
         # E belongs to the backbone and is registered there; listing it here too would save it twice.
@@ -65,7 +70,8 @@ class PyramidEmbed(nn.Module):
                 share a canvas.
 
         Raises:
-            SplitError: a coarse patch is so much larger than the image that padding would be nearly all of it.
+            SplitError: a coarse patch is so much larger than the image that padding would be nearly all of it, or
+                windows do not divide the image.
         """
         grid = self.grid(images.shape[-2:])
         check_waste(grid)
@@ -80,7 +86,10 @@ class PyramidEmbed(nn.Module):
     def grid(self, size: tuple[int, int] | torch.Size) -> Grid:
         """The quadtree over a canvas of (H, W) pixels."""
         (height, width), (ph, pw) = size, self.patch_size
-        return Grid((-(-height // ph), -(-width // pw)), self.stages)
+        cells = -(-height // ph), -(-width // pw)
+        if self.window:
+            check_canvas(cells, self.window, self.patch_size)
+        return Grid(cells, self.stages, self.window)
 
     def _pad(self, images: Tensor, grid: Grid) -> Tensor:
         rows, cols = grid.shape(0)

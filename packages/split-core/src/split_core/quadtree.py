@@ -2,7 +2,8 @@
 
 The leaves of the quadtree partition the valid fine cells. Reading the padded fine grid in raster order and
 keeping the top-left cell of every leaf gives the tokens of all images at once, already in the order the
-backbone (and a causal language model) wants; an image's tokens are then one contiguous segment.
+backbone (and a causal language model) wants; an image's tokens are then one contiguous segment. A grid with
+windows is read window by window instead.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
-from split_core.types import Grid, Layout, Splits, upsample
+from split_core.types import Grid, Layout, Runs, Splits, upsample
 
 
 def build_layout(splits: Splits, valid: Bool[Tensor, "b r c"] | None = None) -> Layout:
     """The partition that `splits` describe, as one Layout.
 
-    Reads the device once, for the tokens of each image; every other step is tensor arithmetic whose number
-    of operations does not depend on the batch size.
+    Reads the device once, for the tokens of each image (of each window, which add up to them); every other step is
+    tensor arithmetic whose number of operations does not depend on the batch size.
 
     Args:
         splits: one boolean per parent and stage.
@@ -39,25 +40,46 @@ def build_layout(splits: Splits, valid: Bool[Tensor, "b r c"] | None = None) -> 
     anchor = is_anchor(scale, grid)
     if valid is not None:
         anchor &= leaf_any(valid, scale, grid)
-    per_image = anchor.flatten(1).sum(1)
-    lengths = tuple(per_image.tolist())
+    ordered, cells = in_order(anchor, grid), grid.size(0)
+    per_run = ordered.unflatten(1, (-1, grid.window**2 or cells)).sum(2)  # a run is a window, or else an image
+    runs = per_run.tolist()
+    lengths = tuple(map(sum, runs))
     if 0 in lengths:
         raise ValueError(f"image {lengths.index(0)} of the batch has no valid cell, so it would have no token")
-    cells = grid.size(0)
-    first = torch.nonzero_static(anchor.flatten(), size=sum(lengths)).squeeze(1)
-    image, inside = first.div(cells, rounding_mode="floor"), first % cells
-    cols = grid.shape(0)[1]
-    row, col = inside.div(cols, rounding_mode="floor"), inside % cols
+    first = torch.nonzero_static(ordered.flatten(), size=sum(lengths)).squeeze(1)
+    image = first.div(cells, rounding_mode="floor")
+    row, col = _place(first % cells, grid)
+    per_image = per_run.sum(1)
     cu_seqlens = F.pad(per_image.cumsum(0), (1, 0)).int()
-    owner = _owner(anchor, scale, grid)
+    windows = _windows(per_run, runs) if grid.window else None
+    owner = _owner(ordered, scale, grid)
     full = valid is None
     if valid is None:
         valid_cells = torch.full_like(per_image, cells)
     else:
         owner = owner.masked_fill(~valid, -1)
         valid_cells = valid.flatten(1).sum(1)
-    token_scale = scale.flatten()[first]
-    return Layout(image, cu_seqlens, lengths, owner, valid_cells, grid, full, scale=token_scale, row=row, col=col)
+    return Layout(
+        image, cu_seqlens, lengths, owner, valid_cells, grid, full,
+        scale=in_order(scale, grid).flatten()[first], row=row, col=col, windows=windows,
+    )  # fmt: skip
+
+
+def in_order(values: Shaped[Tensor, "b r c *rest"], grid: Grid) -> Shaped[Tensor, "b n *rest"]:
+    """Values of the fine cells in the order in which tokens stand: raster order, or that of each window in turn."""
+    if not grid.window:
+        return values.flatten(1, 2)
+    side = grid.window
+    return values.unflatten(2, (-1, side)).unflatten(1, (-1, side)).transpose(2, 3).flatten(1, 4)
+
+
+def rank(row: Int[Tensor, "..."], col: Int[Tensor, "..."], grid: Grid) -> Int[Tensor, "..."]:
+    """Where fine cells stand in that order; rows and columns broadcast."""
+    cols, side = grid.shape(0)[1], grid.window
+    if not side:
+        return row * cols + col
+    window = (row // side) * (cols // side) + col // side
+    return (window * side + row % side) * side + col % side
 
 
 def leaf_scale(splits: Splits) -> Int[Tensor, "b r c"]:
@@ -179,11 +201,29 @@ def _coarse_layout(grid: Grid, batch: int, device: torch.device) -> Layout:
         return build_layout(uniform_splits(grid, batch, split=False, device=device))
 
 
-def _owner(anchor: Bool[Tensor, "b r c"], scale: Int[Tensor, "b r c"], grid: Grid) -> Int[Tensor, "b r c"]:
+def _place(index: Int[Tensor, " t"], grid: Grid) -> tuple[Int[Tensor, " t"], Int[Tensor, " t"]]:
+    """Row and column of the fine cell at each place of the order: what `rank` undoes."""
+    cols, side = grid.shape(0)[1], grid.window
+    if not side:
+        return index.div(cols, rounding_mode="floor"), index % cols
+    window, inside = index // side**2, index % side**2
+    across = cols // side
+    return (window // across) * side + inside // side, (window % across) * side + inside % side
+
+
+def _windows(per_run: Int[Tensor, "b w"], runs: Sequence[Sequence[int]]) -> Runs:
+    """The windows that hold tokens. `runs` are the same counts as Python integers."""
+    lengths = tuple(n for image in runs for n in image if n)
+    counts = per_run.flatten()
+    counts = counts[torch.nonzero_static(counts, size=len(lengths)).squeeze(1)]
+    return Runs(F.pad(counts.cumsum(0), (1, 0)).int(), lengths)
+
+
+def _owner(ordered: Bool[Tensor, "b n"], scale: Int[Tensor, "b r c"], grid: Grid) -> Int[Tensor, "b r c"]:
     """Token index of the leaf over each fine cell: look up the running count of anchors at its top-left cell."""
-    token = anchor.flatten().long().cumsum(0).sub_(1)
+    token = ordered.flatten().long().cumsum(0).sub_(1)
     rows, cols = (torch.arange(n, device=scale.device) for n in grid.shape(0))
     keep = ~((1 << scale) - 1)
-    top_left = (rows[:, None] & keep) * grid.shape(0)[1] + (cols & keep)
+    top_left = rank(rows[:, None] & keep, cols & keep, grid)
     base = torch.arange(scale.shape[0], device=scale.device)[:, None, None] * grid.size(0)
     return token[(base + top_left).flatten()].view_as(scale)

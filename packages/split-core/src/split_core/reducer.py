@@ -50,6 +50,8 @@ class Reducer(nn.Module):
         SplitError: the model cannot be run this way; names the part that cannot.
     """
 
+    windows: ClassVar[None] = None
+    """As `SplitViT.windows`: a model with some is refused."""
     learned: ClassVar[bool] = False
     analysis: ClassVar[bool] = False
     exact: ClassVar[bool] = True
@@ -200,7 +202,8 @@ class Reducer(nn.Module):
             reduced.append(tokens)
             return tokens.x.flatten(0, 1), tokens.segments
 
-        x = BLOCKS[type(block)](block, entered.x.flatten(0, 1), Stream(entered.segments, tap, between=between))
+        images = entered.segments
+        x = BLOCKS[type(block)](block, entered.x.flatten(0, 1), Stream(images, images, tap, between=between))
         return replace(reduced[0], x=x.view_as(reduced[0].x))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -247,6 +250,11 @@ def check_reducible(model: nn.Module) -> Any:
         SplitError: names what forbids it.
     """
     vit = check_backbone(model)
+    if getattr(vit, "windows", None) is not None:
+        raise SplitError(
+            f"cannot reduce the tokens of a {type(model).__name__} with window attention between layers: a merged "
+            "token may lie in several windows. Use a model without windows, or a splitting policy"
+        )
     if getattr(vit, "rope", None) is not None:
         raise SplitError(
             f"cannot reduce the tokens of a {type(model).__name__} between layers: its rotary positions belong to "

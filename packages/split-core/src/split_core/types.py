@@ -26,10 +26,13 @@ class Grid:
     Args:
         cells: rows and columns of fine cells that hold at least one pixel, ceil(H / p), ceil(W / p).
         stages: S, the number of split stages.
+        window: tokens are ordered by square windows of this side in fine cells (`split_core.windows`), which divide
+            the grid; 0 for plain raster order.
     """
 
     cells: tuple[int, int]
     stages: int
+    window: int = 0
 
     def shape(self, scale: int) -> tuple[int, int]:
         """Rows and columns at `scale` of the grid padded (bottom, right) to whole coarse patches."""
@@ -201,27 +204,59 @@ class Cover:
 
 
 @dataclass(frozen=True)
+class Runs:
+    """Groups of consecutive tokens: the windows of all images that hold any.
+
+    Args:
+        cu_seqlens: (w + 1,) int32, where each starts.
+        lengths: their tokens as Python integers.
+    """
+
+    cu_seqlens: Int[Tensor, " w1"]
+    lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Layout(Cover):
     """Which token is where: the one owner of that knowledge (Sec. 3.1-3.3).
 
     The tokens of an image partition its valid fine cells. They stand in raster order of their top-left
-    fine cell, image after image. Prefix tokens are not in a layout; `Packed` adds them.
+    fine cell, image after image; with windows, window after window within the image and in raster order within each, so
+    that an image's tokens and a window's are both consecutive. Prefix tokens are not in a layout; `Packed` adds them.
 
     Args (besides those of `Cover`):
         scale: (t,) scale s of each token; it covers 2^s x 2^s fine cells.
         row, col: (t,) its top-left fine cell.
+        windows: where each window's tokens stand; None without windows.
     """
 
     scale: Int[Tensor, " t"]
     row: Int[Tensor, " t"]
     col: Int[Tensor, " t"]
+    windows: Runs | None = None
 
     @cached_property
     def cell(self) -> Int[Tensor, " t"]:
         """Row of each token in the concatenated pyramid (m cells, fine first)."""
-        sizes = [(self.grid.offset(s), self.grid.shape(s)[1]) for s in range(self.grid.stages + 1)]
+        return self._cell(self.grid, self.row, self.col)
+
+    @cached_property
+    def window_cell(self) -> Int[Tensor, " t"]:
+        """The same in the pyramid of its window alone."""
+        side = self.grid.window
+        return self._cell(Grid((side, side), self.grid.stages), self.row % side, self.col % side)
+
+    def _cell(self, grid: Grid, row: Int[Tensor, " t"], col: Int[Tensor, " t"]) -> Int[Tensor, " t"]:
+        sizes = [(grid.offset(s), grid.shape(s)[1]) for s in range(grid.stages + 1)]
         table = torch.tensor(sizes, device=self.scale.device)[self.scale]
-        return table[:, 0] + (self.row >> self.scale) * table[:, 1] + (self.col >> self.scale)
+        return table[:, 0] + (row >> self.scale) * table[:, 1] + (col >> self.scale)
+
+    def window_pairs(self) -> Any:
+        """Pairs of tokens that share a window, image by image: what attention computes in a block with windows."""
+        assert self.windows is not None
+        squares = self.windows.cu_seqlens.diff().double().square()
+        image = self.image[self.windows.cu_seqlens[:-1].long()]
+        return squares.new_zeros(self.batch).index_add(0, image, squares).cpu().numpy()
 
     @cached_property
     def ancestor(self) -> Int[Tensor, " t"]:

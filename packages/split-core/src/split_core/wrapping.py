@@ -20,11 +20,13 @@ from split_core.model import SplitViT
 from split_core.policy import BackboneInfo, SplitPolicy
 from split_core.pyramid import Down
 from split_core.rope import Place
+from split_core.windows import Windows
 
 
 def wrap(
     model: nn.Module, policy: str | Mapping[str, Any] | SplitPolicy = "entropy", *, stages: int = 1,
-    budget: float | None = None, rule: Rule | None = None, **options: Any,
+    budget: float | None = None, rule: Rule | None = None, windows: Windows | Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> SplitViT:  # fmt: skip
     """Give a timm Vision Transformer adaptive patches.
 
@@ -35,6 +37,8 @@ def wrap(
         budget: token fraction rho to aim at.
         rule: decision rule (see `split_core.decision`). By default a learned policy splits where its
             probability exceeds one half; an unlearned one spends the budget of each image exactly, best first.
+        windows: within which most blocks attend, as a `Windows` or its settings; by default what the model says of
+            itself in an attribute of that name, if it has one.
         options: attention, down, pooling, antialias, rope, compile_blocks of `SplitViT`.
 
     Raises:
@@ -42,6 +46,9 @@ def wrap(
     """
     check_options(stages=stages, policy=policy, budget=budget, **options)
     vit = check_backbone(model)
+    windows = Windows.of(getattr(vit, "windows", None) if windows is None else windows)
+    if windows is not None:
+        options["windows"] = windows
     spec = None
     if isinstance(policy, SplitPolicy):
         scorer = policy

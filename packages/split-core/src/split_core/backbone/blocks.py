@@ -32,24 +32,24 @@ Executor = Callable[[Any, Tensor, Stream], Tensor]
 def run_block(block: Any, x: Float[Tensor, "T d"], stream: Stream) -> Tensor:
     """Pre-norm block: x + attention(norm x), then x + MLP(norm x), with LayerScale and per-image DropPath."""
     attended = run_attention(block.attn, block.norm1(x), stream)
-    x = x + drop_path(block.drop_path1, block.ls1(attended), stream.segments)
-    x, segments = (x, stream.segments) if stream.between is None else stream.between(x)
-    return x + drop_path(block.drop_path2, block.ls2(block.mlp(block.norm2(x))), segments)
+    x = x + drop_path(block.drop_path1, block.ls1(attended), stream.images)
+    x, images = (x, stream.images) if stream.between is None else stream.between(x)
+    return x + drop_path(block.drop_path2, block.ls2(block.mlp(block.norm2(x))), images)
 
 
 def run_eva_block(block: Any, x: Float[Tensor, "T d"], stream: Stream) -> Tensor:
     """EVA's pre-norm block: as `run_block`, its LayerScale a bare parameter."""
     attended = run_attention(block.attn, block.norm1(x), stream)
-    x = x + drop_path(block.drop_path1, _scaled(attended, block.gamma_1), stream.segments)
-    x, segments = (x, stream.segments) if stream.between is None else stream.between(x)
-    return x + drop_path(block.drop_path2, _scaled(block.mlp(block.norm2(x)), block.gamma_2), segments)
+    x = x + drop_path(block.drop_path1, _scaled(attended, block.gamma_1), stream.images)
+    x, images = (x, stream.images) if stream.between is None else stream.between(x)
+    return x + drop_path(block.drop_path2, _scaled(block.mlp(block.norm2(x)), block.gamma_2), images)
 
 
 def run_post_norm_block(block: Any, x: Float[Tensor, "T d"], stream: Stream) -> Tensor:
     """Post-norm block: x + norm(attention x), then x + norm(MLP x)."""
     attended = run_attention(block.attn, x, stream)
-    x = x + drop_path(block.drop_path1, block.norm1(attended), stream.segments)
-    return x + drop_path(block.drop_path2, block.norm2(block.mlp(x)), stream.segments)
+    x = x + drop_path(block.drop_path1, block.norm1(attended), stream.images)
+    return x + drop_path(block.drop_path2, block.norm2(block.mlp(x)), stream.images)
 
 
 def run_parallel_block(block: Any, x: Float[Tensor, "T d"], stream: Stream) -> Tensor:
@@ -66,17 +66,17 @@ def run_parallel_block(block: Any, x: Float[Tensor, "T d"], stream: Stream) -> T
         out = block.out_proj(torch.cat([attended, hidden], -1))
     else:
         out = block.attn_out_proj(attended) + block.mlp_out_proj(hidden)
-    return x + drop_path(block.drop_path, block.ls(out), stream.segments)
+    return x + drop_path(block.drop_path, block.ls(out), stream.images)
 
 
 def run_things_block(block: Any, x: Float[Tensor, "T d"], stream: Stream) -> Tensor:
     """Several attentions side by side, then several MLPs (Three Things Everyone Should Know)."""
     attended = [
-        drop_path(part.drop_path, part.ls(run_attention(part.attn, part.norm(x), stream)), stream.segments)
+        drop_path(part.drop_path, part.ls(run_attention(part.attn, part.norm(x), stream)), stream.images)
         for part in block.attns
     ]
     x = x + torch.stack(attended).sum(0)
-    fed = [drop_path(part.drop_path, part.ls(part.mlp(part.norm(x))), stream.segments) for part in block.ffns]
+    fed = [drop_path(part.drop_path, part.ls(part.mlp(part.norm(x))), stream.images) for part in block.ffns]
     return x + torch.stack(fed).sum(0)
 
 

@@ -53,7 +53,7 @@ def probe(block: Any, index: int, dim: int, *, rope: str | None = None, prefix: 
         options = {"rope": own if rope == "shared" else own.transpose(0, 1)}
     with _as_in_eval(block):
         expected = block(x, **options).flatten(0, 1)
-        packed = BLOCKS[type(block)](block, x.flatten(0, 1), Stream(segments, MaskedAttention(), rows))
+        packed = BLOCKS[type(block)](block, x.flatten(0, 1), Stream(segments, segments, MaskedAttention(), rows))
     _compare(f"blocks.{index} ({type(block).__name__})", packed, expected)
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from timm.layers.drop import DropPath
 from torch import Tensor, nn
 
 from split_core.attention import AttentionBackend
 from split_core.packing import Packed, Segments
-from split_core.types import Layout
+from split_core.rope import RopeTable
+from split_core.types import Grid, Layout
+from split_core.windows import Windows
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,8 @@ class Stream:
     """What one block must know. Blocks may differ in it: in rotary rows, or in which tokens attend to each other.
 
     Args:
-        segments: which consecutive tokens attend to each other: images.
+        segments: which consecutive tokens attend to each other: those of an image, or of a window of one.
+        images: where each image lies.
         attention: mixes the tokens of a segment.
         rope: sines, then cosines, of every token's angles (e the width of a head), alike for all heads or for each;
             0 and 1 for tokens that are not turned. None for blocks without rotary positions.
@@ -29,6 +32,7 @@ class Stream:
     """
 
     segments: Segments
+    images: Segments
     attention: AttentionBackend
     rope: Float[Tensor, "T *h e"] | None = None
     between: Callable[[Tensor], tuple[Tensor, Segments]] | None = None
@@ -39,25 +43,44 @@ Streams = Callable[[int], Stream]
 
 
 def streams(
-    packed: Packed, layout: Layout, attention: AttentionBackend, table: Float[Tensor, "*L m1 *h e"] | None, *,
-    per_block: bool = False,
-) -> Streams:  # fmt: skip
+    packed: Packed, layout: Layout, attention: AttentionBackend, rope: RopeTable, windows: Windows | None = None
+) -> Streams:
     """The stream of every block of a forward.
 
     Args:
-        table: rotary rows of every cell of the pyramid and, last, the row of tokens without a cell.
-        per_block: the table has a first axis for the block. Its rows are then gathered when the block runs, because
-            those of all blocks together would be larger than the activations.
+        rope: the model's rotary positions, if it has any.
+        windows: within which most blocks attend.
     """
+    images = packed.segments
+    across = _alike(Stream(images, images, attention), packed, layout.cell, rope, layout.grid)
+    if windows is None:
+        return across
+    assert layout.windows is not None
+    side, stages = windows.size, layout.grid.stages
+    segments = Segments(layout.windows.cu_seqlens, layout.windows.lengths, side**2)
+    # The table of one window: a canvas of its size, counted from its own corner.
+    within = _alike(Stream(segments, images, attention), packed, layout.window_cell, rope, Grid((side, side), stages))
+    return lambda index: across(index) if index in windows.global_blocks else within(index)
+
+
+def _alike(stream: Stream, packed: Packed, cell: Int[Tensor, " t"], rope: RopeTable, grid: Grid) -> Streams:
+    """Streams of blocks that differ in rotary rows at most.
+
+    Where every block has rows of its own, they are gathered when the block runs, because those of all blocks together
+    would be larger than the activations.
+
+    Args:
+        cell: row of each token in the concatenated pyramid over `grid`.
+    """
+    table = rope.cells(grid)
     if table is None:
-        common = Stream(packed.segments, attention)
-        return lambda _: common
-    rows = table.shape[1 if per_block else 0]
-    row = torch.full((packed.segments.total,), rows - 1, device=table.device)
-    row = row.index_copy(0, packed.patch_index, layout.cell)
-    if per_block:
-        return lambda index: Stream(packed.segments, attention, table[index].index_select(0, row))
-    common = Stream(packed.segments, attention, table.index_select(0, row))
+        return lambda _: stream
+    rows = table.shape[1 if rope.per_block else 0]
+    row = torch.full((packed.segments.total,), rows - 1, device=table.device)  # the last turns nothing
+    row = row.index_copy(0, packed.patch_index, cell)
+    if rope.per_block:
+        return lambda index: replace(stream, rope=table[index].index_select(0, row))
+    common = replace(stream, rope=table.index_select(0, row))
     return lambda _: common
 
 

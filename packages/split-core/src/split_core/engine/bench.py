@@ -9,7 +9,6 @@ are used where there are some and random ones otherwise. Reducers keep equally m
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,7 @@ from split_core.decision import Decision
 from split_core.engine import plots, tables
 from split_core.engine.adapt import load_learner, own_settings
 from split_core.engine.assemble import chooser, is_reducer, operate
+from split_core.engine.memory import peak_gib
 from split_core.engine.methods import WARM, is_learned, method, named, policy_class
 from split_core.engine.reference import dense_reference
 from split_core.engine.results import write_json
@@ -103,8 +103,6 @@ def run(session: Session) -> dict[str, Any]:
     rows = [row for size in config.bench.batch_sizes for row in _rows(session, learners, size, left_out)]
     if torch.get_num_threads() != threads:
         raise SplitError(f"the number of threads changed while timing, from {threads} to {torch.get_num_threads()}")
-    if session.device.type == "cpu":  # the allocator's high-water mark is the process's; GPUs keep one per row
-        common["peak_memory_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     return common | {"rows": rows, "left_out": left_out}
 
 
@@ -207,11 +205,18 @@ def _rows(
         )
     cells = _cells(dense)
     common = {"rho": None, "seed": session.config.seed, "batch_size": size}
-    described = {"token_fraction": 1.0, "tokens_per_image": cells, "tokens_range": [cells, cells], "ideal_speedup": 1.0}
+    described: dict[str, Any] = {
+        "token_fraction": 1.0,
+        "tokens_per_image": cells,
+        "tokens_range": [cells, cells],
+        "ideal_speedup": 1.0,
+    }
+    with session.accelerator.autocast():
+        described["peak_memory_gib"] = peak_gib(lambda: on(dense_reference(first))(0), session.device)
     yield {"method": REFERENCE, **common, "lengths": "fixed", **_row(reference, described)}
     for variant in variants:
         with session.accelerator.autocast():
-            described = _describe(variant, batches, bench.repeats)
+            described = _describe(variant, batches, bench.repeats, bench.warmup)
         place = {**common, "rho": variant.budget, "lengths": variant.lengths}
         yield {"method": variant.method, **place, **_row(timings[variant.name], described)}
 
@@ -225,30 +230,33 @@ def _row(timing: Timing, described: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _describe(variant: Variant, batches: Sequence[Images], repeats: int) -> dict[str, Any]:
-    """Tokens and FLOPs of every image timed, seconds of the stages on the first batch, and on a GPU the most memory."""
+def _describe(variant: Variant, batches: Sequence[Images], repeats: int, warmup: int) -> dict[str, Any]:
+    """Tokens and FLOPs of every image timed, seconds of the stages on the first batch, and the most memory."""
     model, device = variant.learner.model, batches[0].device
     counts: list[int] = []
-    fractions, flops = [], []
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    for images in batches:
-        variant(images)
-        assert model.layout is not None
-        counts += list(model.layout.lengths)
-        fractions += model.layout.token_fraction.tolist()
-        flops += forward_flops(model, model.layout).tolist()
+    fractions: list[float] = []
+    flops: list[float] = []
+
+    def forwards() -> None:
+        for images in batches:
+            variant(images)
+            assert model.layout is not None
+            counts.extend(model.layout.lengths)
+            fractions.extend(model.layout.token_fraction.tolist())
+            flops.extend(forward_flops(model, model.layout).tolist())
+
+    peak = peak_gib(forwards, device)
     result: dict[str, Any] = {
         "token_fraction": sum(fractions) / len(fractions), "tokens_per_image": sum(counts) / len(counts),
-        "tokens_range": [min(counts), max(counts)], "ideal_speedup": ideal_speedup(model.vit, _cells(model.vit), flops),
+        "tokens_range": [min(counts), max(counts)], "ideal_speedup": ideal_speedup(
+            model.vit, _cells(model.vit), flops, model.windows
+        ),
     }  # fmt: skip
     if isinstance(model.layout, Reduced):
         result["tokens_per_layer"] = [list(pair) for pair in model.layout.layers]
     if isinstance(model, SplitViT):
-        result["stages_s"] = stages(variant.learner, batches[0], repeats=repeats, warmup=1)
-    if device.type == "cuda":
-        result["peak_memory_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
-    return result
+        result["stages_s"] = stages(variant.learner, batches[0], repeats=repeats, warmup=min(1, warmup))
+    return result | {"peak_memory_gib": peak}
 
 
 def _cells(vit: Any) -> int:

@@ -193,7 +193,9 @@ def row(
         "backbone": method.source, "token_fraction": own.fraction.mean(), metric: own.score.mean(),
         f"{metric}_se": standard_error(own.score), "error": own.error.mean(),
         "object_recall": recall(own.object_hits, own.object_cells),
-        "ideal_speedup": ideal_speedup(learner.model.vit, grid.cells[0] * grid.cells[1], own.flops),
+        "ideal_speedup": ideal_speedup(
+            learner.model.vit, grid.cells[0] * grid.cells[1], own.flops, learner.model.windows
+        ),
     }  # fmt: skip
     if "estimator" in learner.facts and not method.name.endswith(WARM) and chooser(learner.model).learned:
         result |= {key: learner.facts[key] for key in ("estimator", "learned_images", "learned_seconds")}

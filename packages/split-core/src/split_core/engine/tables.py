@@ -208,7 +208,7 @@ def bench(results: Mapping[str, Any]) -> Table:
     """Speed of methods; `results` as in bench.json."""
     header = [
         "method", "batch", "budget", "lengths", "token fraction", "images/s", "speed-up", "spread", "FLOPs-ideal",
-        "share", "pyramid", "decide", "pack", "blocks", "head",
+        "share", "peak GiB", "pyramid", "decide", "pack", "blocks", "head",
     ]  # fmt: skip
     cells = [
         [
@@ -222,6 +222,7 @@ def bench(results: Mapping[str, Any]) -> Table:
             f"{row['speedup_spread'][0]:.2f}..{row['speedup_spread'][1]:.2f}",
             number(row["ideal_speedup"], 3),
             number(row["share_of_ideal"], 3),
+            number(row.get("peak_memory_gib"), 2),
             *(_share(row.get("stages_s"), name) for name in header[-5:]),
         ]
         for row in results["rows"]
@@ -232,7 +233,8 @@ def bench(results: Mapping[str, Any]) -> Table:
         f" {results['attention']}, {results['threads']} threads, median of {results['repeats']} repeats. `timm` is the"
         " dense model; every other row is timed between two runs of it; `spread`: lowest and highest ratio to them.",
         "`equal`: each image gets exactly the budget. `ragged`: a threshold spends it on average. `share` is the"
-        " speed-up divided by what the FLOPs of the tokens promise. Last five columns: per cent of the whole.",
+        " speed-up divided by what the FLOPs of the tokens promise. `peak GiB` is what stands in memory at most during"
+        " a forward, all methods' weights included. Last five columns: per cent of the whole.",
         *results.get("left_out", ()),
     ]
     return Table("Speed of the whole pipeline", header, cells, notes)

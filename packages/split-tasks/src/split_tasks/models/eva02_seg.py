@@ -8,24 +8,14 @@ task.head=upernet task.weights=``). Every key must have a place; rotary tables a
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from split_core.errors import SplitError
-from split_tasks.data.cache import whole_file
-from split_tasks.models.weights import read_weights
+from split_tasks.models.eva02_names import backbone_key, convert_file, is_rotary
 
-DROPPED = re.compile(r"backbone\.(blocks\.\d+\.attn\.)?rope\.")
-BLOCK = {
-    "attn.q_bias": "attn.q_proj.bias", "attn.v_bias": "attn.v_proj.bias", "mlp.w1.": "mlp.fc1_g.",
-    "mlp.w2.": "mlp.fc1_x.", "mlp.ffn_ln.": "mlp.norm.", "mlp.w3.": "mlp.fc2.",
-}  # fmt: skip
-"""Names inside a block that differ from timm's."""
 HEADS = {"decode_head.": "decode.", "auxiliary_head.": "auxiliary.", "backbone.fpn": "fpn"}
 
 
@@ -39,7 +29,7 @@ def convert(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, T
     head: dict[str, Tensor] = {}
     unknown = []
     for key, value in state.items():
-        if DROPPED.match(key):
+        if is_rotary(key.removeprefix("backbone.")):
             continue
         prefix = next((prefix for prefix in HEADS if key.startswith(prefix)), None)
         if prefix is not None:
@@ -54,14 +44,6 @@ def convert(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, T
     return backbone, head
 
 
-def backbone_key(key: str) -> str:
-    """A name of the original backbone in timm's words."""
-    for theirs, ours in BLOCK.items():
-        if key.startswith("blocks.") and theirs in key:
-            return key.replace(theirs, ours)
-    return key
-
-
 def head_key(key: str) -> str:
     """A name of the original heads in transformers' words."""
     return key.replace(".bn.", ".batch_norm.").replace(".conv_seg.", ".classifier.")
@@ -69,20 +51,9 @@ def head_key(key: str) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Convert one file; returns the exit code."""
-    if len(arguments) != 2:
-        print("usage: python -m split_tasks.models.eva02_seg CHECKPOINT.pth FOLDER", file=sys.stderr)
-        return 2
-    try:
-        backbone, head = convert(read_weights(Path(arguments[0])))
-    except SplitError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    for name, tensors in (("backbone", backbone), ("head", head)):
-        path = Path(arguments[1]) / f"{name}.safetensors"
-        with whole_file(path) as work:
-            save_file(tensors, work)
-        print(f"{path}  {len(tensors)} tensors")
-    return 0
+    return convert_file(
+        "eva02_seg", arguments, lambda state: dict(zip(("backbone", "head"), convert(state), strict=True))
+    )
 
 
 if __name__ == "__main__":
