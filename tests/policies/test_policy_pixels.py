@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from split_core.errors import SplitError
 from split_core.types import Pyramid
 from split_policies.configs import EntropyConfig, LaplacianConfig, UpsampleMSEConfig
-from split_policies.entropy import Entropy, block_entropy
+from split_policies.entropy import Entropy, bincount, block_entropy, scatter_count
 from split_policies.pixels import luma
 from split_policies.resample import Laplacian, UpsampleMSE, resample
 
@@ -190,15 +190,25 @@ class Census(TorchDispatchMode):
 
 @pytest.mark.parametrize(("side", "block"), [(256, 4), (256, 8), (256, 64)])
 def test_entropy_stays_near_the_memory_of_the_image(side, block):
-    census, grey = {}, {b: torch.rand(b, side, side) * 255 for b in (1, 8)}
-    for b, image in grey.items():
+    census, images = {}, {b: torch.rand(b, 3, side, side) for b in (1, 8)}
+    settings = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "block": (block, block)}
+    for b, batch in images.items():
         with Census() as census[b]:
-            block_entropy(image, block=(block, block), shape=(side // block, side // block))
-        assert census[b].largest <= 2 * image.nbytes
+            block_entropy(batch, shape=(side // block, side // block), **settings)
+        assert census[b].largest <= batch.nbytes
     assert census[8].calls == census[1].calls
-    one_go = block_entropy(grey[8][:, :block], block=(block, block), shape=(1, side // block))
-    banded = block_entropy(grey[8], block=(block, block), shape=(side // block, side // block))
+    one_go = block_entropy(images[8][:, :, :block], shape=(1, side // block), **settings)
+    banded = block_entropy(images[8], shape=(side // block, side // block), **settings)
     torch.testing.assert_close(banded[:, : side // block], one_go)
+
+
+@pytest.mark.parametrize("size", [7, 12])
+def test_both_ways_to_count_agree(size):
+    """One serves the CPU, the other devices that must not be waited for."""
+    index = torch.randint(0, 7, (100,), dtype=torch.int32, generator=torch.Generator().manual_seed(3))
+    expected = torch.tensor([(index == i).sum() for i in range(size)])
+    assert torch.equal(bincount(index, size), expected)
+    assert torch.equal(scatter_count(index, size).long(), expected)
 
 
 def test_a_nan_pixel_spoils_no_other_patch(make_view, make_info):

@@ -6,6 +6,7 @@ where images of different sizes share a canvas, past the picture.
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
@@ -55,11 +56,11 @@ class PixelHeuristic(Heuristic):
 
 
 def luma(
-    images: Float[Tensor, "b ch H W"], *, mean: tuple[float, ...], std: tuple[float, ...]
+    images: Float[Tensor, "b ch H W"], *, mean: tuple[float, ...], std: tuple[float, ...], white: float = 255
 ) -> Float[Tensor, "b H W"]:
-    """Grey levels 0..255 of images normalised with `mean` and `std`.
+    """Grey levels 0..white of images normalised with `mean` and `std`.
 
-    One pass, no un-normalised copy: the luma is affine in the normalised channels.
+    One pass for each channel, no un-normalised copy: the luma is affine in the normalised channels.
 
     Raises:
         SplitError: neither 1 nor 3 channels, or a normalisation for another number of channels.
@@ -74,11 +75,12 @@ def luma(
             f"images have {channels} channels but their normalisation has {len(mean)} means and {len(std)} stds"
         )
     images = images.float()
-    gains = [255 * w * s for w, s in zip(LUMA[channels], std, strict=True)]
-    grey = images[:, 0] * gains[0]
+    gains = [white * w * s for w, s in zip(LUMA[channels], std, strict=True)]
+    black = images.new_full((), white * sum(w * m for w, m in zip(LUMA[channels], mean, strict=True)))
+    grey = torch.add(black, images[:, 0], alpha=gains[0])
     for c in range(1, channels):
         grey.add_(images[:, c], alpha=gains[c])
-    return grey.add_(255 * sum(w * m for w, m in zip(LUMA[channels], mean, strict=True)))
+    return grey
 
 
 def block_mean(
