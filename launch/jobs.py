@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -45,7 +46,7 @@ class Job:
         import run
 
         code = run.main(self.arguments)
-        if code == run.STOPPED and callable(handler):
+        if callable(handler) and (code == run.STOPPED or (code == run.ENDED and preempted())):
             handler(signal.SIGUSR2, None)  # on rank 0 this queues the job and ends the process
             time.sleep(QUEUED_AGAIN_S)
         if code:
@@ -56,6 +57,22 @@ class Job:
         import submitit
 
         return submitit.helpers.DelayedSubmission(self)
+
+
+def preempted() -> bool:
+    """Whether Slurm is taking this job's nodes for another.
+
+    In a partition's GraceTime it says so by SIGTERM alone, and a job that ends by itself before that time is over
+    counts as failed and is not queued again.
+    """
+    if "SLURM_JOB_ID" not in os.environ:
+        return False
+    command = ["scontrol", "-o", "show", "job", os.environ["SLURM_JOB_ID"]]
+    try:
+        shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return "JobState=RUNNING" in shown and re.search(r"\bPreemptTime=\d", shown) is not None
 
 
 def submit(commands: Mapping[Path, Sequence[str]], folder: Path, cluster: ClusterConfig) -> list[dict[str, Any]]:

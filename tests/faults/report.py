@@ -161,7 +161,10 @@ def words(folder: Path) -> Iterator[Count]:
 
 
 def slurm(folder: Path) -> Iterator[Count]:
-    count = Count("Slurm: told to stop and queued again; a rank refused; a wrong partition", "as tests/slurm says")
+    count = Count(
+        "Slurm: told to stop, or preempted on two nodes, and queued again; a rank refused; a wrong partition",
+        "as tests/slurm says",
+    )
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-o", "addopts=", "-q", "tests/slurm", "-p", "no:cacheprovider"],
         cwd=ROOT, capture_output=True, text=True, check=False,

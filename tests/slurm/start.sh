@@ -1,10 +1,13 @@
 #!/bin/sh
-# A Slurm of one node on loopback under DIR, for tests: its own munge key, no accounting, no cgroups. Needs root and
-# Debian's slurm-wlm and munge. Afterwards SLURM_CONF=DIR/slurm.conf and DIR/bin first on PATH. Stop it with stop.sh DIR.
+# A Slurm of two pretend nodes on loopback under DIR, for tests: its own munge key, no accounting, no cgroups. Needs root
+# and Debian's slurm-wlm and munge. Afterwards SLURM_CONF=DIR/slurm.conf and DIR/bin first on PATH. Stop it with stop.sh DIR.
+# Jobs of the partition "debug" give way to those of "urgent" and are queued again: they
+# have five minutes to save, but lose their place in the queue if they merely end.
 set -e
 dir=$1
 host=$(hostname -s)
 cpus=$(nproc)
+nodes="0x7f000001 0x7f000002" # 127.0.0.1 and .2 spelt as names: ranks find rank 0 by the name of its node
 memory=$(($(awk '/MemTotal/ {print $2}' /proc/meminfo) / 1024 - 512))
 mkdir -p "$dir/munge" "$dir/state" "$dir/spool" "$dir/log" "$dir/bin"
 chmod 755 "$dir" "$dir/munge"
@@ -21,11 +24,11 @@ AuthType=auth/munge
 AuthInfo=socket=$dir/munge/socket,cred_expire=5
 CredType=cred/munge
 StateSaveLocation=$dir/state
-SlurmdSpoolDir=$dir/spool
+SlurmdSpoolDir=$dir/spool/%n
 SlurmctldPidFile=$dir/slurmctld.pid
-SlurmdPidFile=$dir/slurmd.pid
+SlurmdPidFile=$dir/slurmd-%n.pid
 SlurmctldLogFile=$dir/log/slurmctld
-SlurmdLogFile=$dir/log/slurmd
+SlurmdLogFile=$dir/log/slurmd-%n
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -40,8 +43,12 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 KillWait=5
 MinJobAge=3600
-NodeName=$host NodeAddr=127.0.0.1 Port=16818 CPUs=$cpus Sockets=1 CoresPerSocket=$cpus ThreadsPerCore=1 RealMemory=$memory State=UNKNOWN
-PartitionName=debug Nodes=$host Default=YES MaxTime=INFINITE DefMemPerCPU=512 OverSubscribe=FORCE:4 State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+NodeName=0x7f00000[1-2] NodeHostname=$host NodeAddr=127.0.0.1 Port=[16818-16819] CPUs=$cpus Sockets=1 CoresPerSocket=$cpus ThreadsPerCore=1 RealMemory=$memory State=UNKNOWN
+PartitionName=DEFAULT Nodes=0x7f00000[1-2] MaxTime=INFINITE DefMemPerCPU=512 State=UP
+PartitionName=debug Default=YES OverSubscribe=FORCE:4 PriorityTier=1 GraceTime=300
+PartitionName=urgent OverSubscribe=EXCLUSIVE PriorityTier=2 PreemptMode=OFF
 END
 # submitit asks sacct for states, which needs a database; this answers the same question from the controller
 cat >"$dir/bin/sacct" <<'END'
@@ -56,9 +63,12 @@ END
 chmod +x "$dir/bin/sacct"
 export SLURM_CONF="$dir/slurm.conf"
 slurmctld
-slurmd -N "$host"
+for node in $nodes; do
+	mkdir -p "$dir/spool/$node"
+	slurmd -N "$node"
+done
 i=0
-until sinfo -h -o %T 2>/dev/null | grep -qE 'idle|mixed|allocated'; do
+until [ "$(sinfo -h -N -p debug -o %T 2>/dev/null | grep -cE 'idle|mixed|allocated')" = 2 ]; do
 	i=$((i + 1))
 	[ $i -lt 80 ] || { echo "Slurm does not come up; see $dir/log" >&2 && exit 1; }
 	sleep 0.25

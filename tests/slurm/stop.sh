@@ -8,7 +8,7 @@ while [ -n "$(squeue -h 2>/dev/null)" ] && [ $i -lt 60 ]; do
 	i=$((i + 1))
 	sleep 0.25
 done
-for pid in "$dir/slurmd.pid" "$dir/slurmctld.pid" "$dir/munge/pid"; do
+for pid in "$dir"/slurmd-*.pid "$dir/slurmctld.pid" "$dir/munge/pid"; do
 	[ -s "$pid" ] || continue
 	number=$(cat "$pid")
 	kill "$number" 2>/dev/null && sleep 0.5

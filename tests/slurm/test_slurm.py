@@ -1,4 +1,4 @@
-"""On a real Slurm of one node: two tasks, told to stop, queued again, and finished as a straight run."""
+"""On a real Slurm: two tasks, told to stop, queued again or preempted, and finished as a straight run."""
 
 from __future__ import annotations
 
@@ -61,25 +61,8 @@ def until(done: Callable[[], bool], seconds: float, folder: Path) -> None:
 CLUSTER = ["cluster=slurm", "cluster.tasks_per_node=2", "cluster.cpus_per_task=1", "cluster.mem_gb=2"]
 
 
-def test_two_tasks_told_to_stop_are_queued_again_and_end_as_a_straight_run(
-    slurm: dict[str, str], tmp_path: Path
-) -> None:
-    straight, run_dir = tmp_path / "straight", tmp_path / "run"
-    long = {"adapt": {"images": 400}, "checkpoint": {"every_steps": 1000}}  # the signal alone makes it save
-    assert subprocess.run([sys.executable, run.__file__, *arguments(straight, **long)], check=False).returncode == 0
-    said = launch(slurm, *arguments(run_dir, **long), *CLUSTER)
-    found = re.search(r"job (\d+)  log (\S+)", said)
-    assert found
-    job, log = found[1], Path(found[2])
-    assert "policy:\n  name: xattn" in said
-    metrics = run_dir / "metrics.jsonl"
-    until(lambda: metrics.is_file() and len(metrics.read_text().splitlines()) > 3, 500, tmp_path)
-    assert "running, by process" in launch(slurm, "do=status", f"run_dir={run_dir}")
-    subprocess.run(["scancel", "--signal=USR2", job], env=slurm, check=True)
-    until(lambda: "Requeued job" in log.read_text(), 300, tmp_path)
-    until((run_dir / "results.json").is_file, 500, tmp_path)
-    errors = log.with_suffix(".err").read_text()
-    assert "stopped as asked after step" in errors
+def assert_same_losses(run_dir: Path, straight: Path) -> None:
+    """Steps and losses of two processes are those of one that ran straight through."""
     mine, theirs = losses(run_dir), losses(straight)
     assert [(row["phase"], row["step"]) for row in mine] == [(row["phase"], row["step"]) for row in theirs]
     for ours, other in zip(mine, theirs, strict=True):
@@ -87,8 +70,69 @@ def test_two_tasks_told_to_stop_are_queued_again_and_end_as_a_straight_run(
         for key, spread in (("loss", 1e-3), ("error", 1e-3), ("token_fraction", 1e-2)):
             if key in other:
                 assert ours[key] == pytest.approx(other[key], rel=spread), (ours["phase"], ours["step"], key)
+
+
+LONG = {"adapt": {"images": 400}, "checkpoint": {"every_steps": 1000}}  # being told to stop alone makes it save
+
+
+@pytest.fixture(scope="module")
+def straight(slurm: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nothing disturbs, by one process."""
+    run_dir = tmp_path_factory.mktemp("straight") / "run"
+    assert subprocess.run([sys.executable, run.__file__, *arguments(run_dir, **LONG)], check=False).returncode == 0
+    return run_dir
+
+
+def steps_logged(run_dir: Path) -> int:
+    metrics = run_dir / "metrics.jsonl"
+    return len(metrics.read_text().splitlines()) if metrics.is_file() else 0
+
+
+def test_two_tasks_told_to_stop_are_queued_again_and_end_as_a_straight_run(
+    slurm: dict[str, str], straight: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    said = launch(slurm, *arguments(run_dir, **LONG), *CLUSTER)
+    found = re.search(r"job (\d+)  log (\S+)", said)
+    assert found
+    job, log = found[1], Path(found[2])
+    assert "policy:\n  name: xattn" in said
+    until(lambda: steps_logged(run_dir) > 3, 500, tmp_path)
+    assert "running, by process" in launch(slurm, "do=status", f"run_dir={run_dir}")
+    subprocess.run(["scancel", "--signal=USR2", job], env=slurm, check=True)
+    until(lambda: "Requeued job" in log.read_text(), 300, tmp_path)
+    until((run_dir / "results.json").is_file, 500, tmp_path)
+    assert "stopped as asked after step" in log.with_suffix(".err").read_text()
+    assert_same_losses(run_dir, straight)
     until(lambda: "completed" in launch(slurm, "do=status", f"run_dir={run_dir}"), 300, tmp_path)
     assert f"{run_dir}: finished" in launch(slurm, "do=status", f"run_dir={run_dir}")
+
+
+def test_two_nodes_preempted_by_the_scheduler_end_as_a_straight_run(
+    slurm: dict[str, str], straight: Path, tmp_path: Path
+) -> None:
+    """A job that is worth more takes both nodes; Slurm itself puts the run back in the queue (PreemptMode=REQUEUE)."""
+    run_dir = tmp_path / "run"
+    two_nodes = ["cluster=slurm", "cluster.nodes=2", "cluster.cpus_per_task=1", "cluster.mem_gb=2"]
+    found = re.search(r"job (\d+)  log (\S+)", launch(slurm, *arguments(run_dir, **LONG), *two_nodes))
+    assert found
+    job, log = found[1], Path(found[2])
+
+    def fact(name: str) -> str:
+        shown = subprocess.run(
+            ["scontrol", "-o", "show", "job", job], env=slurm, capture_output=True, text=True, check=True
+        )
+        return re.search(rf"\b{name}=(\S+)", shown.stdout)[1]  # type: ignore[index]
+
+    until(lambda: steps_logged(run_dir) > 3, 500, tmp_path)
+    assert fact("NumNodes") == "2"
+    urgent = ["sbatch", "-p", "urgent", "-N", "2", "-o", os.devnull, "--mem=100", "--wrap", "sleep 1"]
+    subprocess.run(urgent, env=slurm, capture_output=True, check=True)
+    until(lambda: fact("Restarts") == "1", 300, tmp_path)
+    until((run_dir / "results.json").is_file, 500, tmp_path)
+    assert fact("Restarts") == "1"
+    assert "stopped as asked after step" in log.with_suffix(".err").read_text()
+    assert_same_losses(run_dir, straight)
 
 
 def test_a_sweep_is_an_array_with_one_table_and_a_failing_rank_ends_its_job(
