@@ -148,6 +148,14 @@ def test_do_check_says_everything_in_one_go(root: Path, capsys: pytest.CaptureFi
     assert not (root / "run").exists()
 
 
+def test_do_check_goes_on_past_what_a_run_would_refuse(root: Path) -> None:
+    (root / "train" / "cat" / "1.png").write_bytes(b"not a picture")
+    indexed(root, "train", "train/cat/0.png,cat", "train/cat/0.png,cat", "gone.png,cat", "train/cat/1.png,cat")
+    data = ImageFolder(ImageFolderConfig(root=root), DataContext("train", strict=False))
+    assert [problem.kind for problem in data.problems()] == ["listed more than once", "missing", "unreadable"]
+    assert len(data) == 2
+
+
 def indexed(root: Path, split: str, *lines: str) -> None:
     (root / f"{split}.csv").write_text("\n".join(["path,label", *lines]))
 

@@ -240,3 +240,21 @@ def test_augmentation_moves_image_and_labels_together() -> None:
         assert agrees > 0.9, "only the blurred edge may differ"
         mixed += bool(inner.any() and not inner.all())
     assert mixed >= 15, "crops of one class are drawn again, ten times at most"
+
+
+def test_everything_wrong_with_the_files_is_told_in_one_go(tmp_path: Path) -> None:
+    for name in ("good", "alone", "broken", "labels", "sizes"):
+        save(tmp_path, name, (6, 8))
+    (tmp_path / "masks/train/alone.png").unlink()
+    (tmp_path / "images/train/broken.png").write_bytes(b"not a picture")
+    Image.fromarray(np.full((6, 8), 7, dtype=np.uint8)).save(tmp_path / "masks/train/labels.png")
+    Image.fromarray(np.zeros((5, 8), dtype=np.uint8)).save(tmp_path / "masks/train/sizes.png")
+    with pytest.raises(SplitError, match=r"alone.png has no label map"):
+        build(tmp_path)
+    config = SegFolderConfig(root=tmp_path, classes=3)
+    found = {p.kind: p.what for p in SegFolder(config, DataContext("train", strict=False)).problems() if p.fault}
+    assert found.pop("pictures without a label map").endswith("alone.png")
+    assert "broken.png" in found.pop("unreadable")
+    assert "labels.png holds the label 7" in found.pop("label maps that hold something else than classes")
+    assert found.pop("pairs of two sizes").endswith("sizes.png is 8x5")
+    assert not found

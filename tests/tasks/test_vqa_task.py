@@ -308,6 +308,28 @@ def test_conversations_of_llava(tmp_path: Path) -> None:
             data[0]
 
 
+def test_everything_wrong_with_the_records_is_told_in_one_go(tmp_path: Path) -> None:
+    given = conversations(tmp_path)
+    path = Path(given["annotations"])
+    records = json.loads(path.read_text())
+    (tmp_path / "cut.png").write_bytes((tmp_path / "p.png").read_bytes()[:60])
+    records[0]["image"], records[1]["image"], records[2]["image"] = "gone.png", "cut.png", ["p.png", "p.png"]
+    records[3]["conversations"], records[8]["id"] = [], "r7"
+    path.write_text(json.dumps(records))
+    problems = [
+        problem
+        for split in ("train", "val")
+        for problem in LlavaConversations(LlavaDataConfig(**given, val=1e-6), DataContext(split)).problems()
+    ]
+    faults = sorted((problem.kind, problem.what.split(":")[0]) for problem in problems if problem.fault)
+    assert faults[0] == ("missing pictures", "gone.png")
+    assert faults[1:3] == [("records that are not as LLaVA's", f"record r{i}") for i in (2, 3)]
+    assert faults[3][0] == "unreadable"
+    assert "cut.png" in faults[3][1]
+    assert len(faults) == 4
+    assert [p.what for p in problems if not p.fault] == ["r7 (2 times)"]
+
+
 def test_pictures_become_squares_on_the_mean_colour() -> None:
     picture = Image.new("RGB", (40, 20), (255, 0, 0))
     square = padded_square(picture, (1, 2, 3))

@@ -37,6 +37,7 @@ class DataContext:
         image_size: (H, W) the model wants, or None for the data's own.
         mean, std: normalisation that `image` comes back with.
         in_chans: channels the model wants.
+        strict: refuse files that do not fit together; otherwise they are left out, and `problems` tells of them.
     """
 
     split: str
@@ -45,6 +46,22 @@ class DataContext:
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     in_chans: int = 3
+    strict: bool = True
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something in a data set's files, for ``do=check``.
+
+    Args:
+        kind: under which it is counted ("missing pictures").
+        what: the file or record, and what it is.
+        fault: a run would fail at it, or learn from it what is wrong; otherwise it is only worth knowing.
+    """
+
+    kind: str
+    what: str
+    fault: bool = True
 
 
 @dataclass(frozen=True)
@@ -72,7 +89,8 @@ class Dataset(Protocol):
         __getitem__(i): {"image": (c, H, W) float32 normalised, "target": {"label": int, "mask": (H, W) bool
             tensor or absent, "boxes": ..., ...}}.
         collate(samples): {"image": (b, c, H, W), "target": Target}.
-    An optional ``__getitems__(indices)`` makes many at once.
+    An optional ``__getitems__(indices)`` makes many at once; an optional ``problems() -> Iterable[Problem]`` reads all
+    files and tells what is wrong with any.
     """
 
     classes: Sequence[str]

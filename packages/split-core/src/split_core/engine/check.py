@@ -7,7 +7,7 @@ from rich.console import Console
 from split_core import registry
 from split_core.config import RunConfig
 from split_core.errors import SplitError
-from split_core.task import DataContext
+from split_core.task import DataContext, Problem
 
 SHOWN = 20
 """Files of each kind that are named."""
@@ -16,7 +16,7 @@ SHOWN = 20
 def main(config: RunConfig) -> None:
     """Build every split and let it look at all of its files.
 
-    A data set that has files says what is wrong with them in ``problems() -> Iterator[tuple[kind, what]]``.
+    A data set that has files says what is wrong with them in ``problems() -> Iterable[Problem]``.
 
     Raises:
         SplitError: something is wrong; what, stands above.
@@ -25,15 +25,16 @@ def main(config: RunConfig) -> None:
     wrong = 0
     for split in dict.fromkeys(("train", "val", config.eval.split)):
         try:
-            data = registry.build("data", config.data, DataContext(split, config.seed))
+            data = registry.build("data", config.data, DataContext(split, config.seed, strict=False))
         except SplitError as error:
             wrong += 1
             console.print(f"{split}: {error}", soft_wrap=True, markup=False, highlight=False)
             continue
+        problems: list[Problem] = list(data.problems()) if hasattr(data, "problems") else []
+        wrong += sum(problem.fault for problem in problems)
         kinds: dict[str, list[str]] = {}
-        for kind, what in data.problems() if hasattr(data, "problems") else ():
-            kinds.setdefault(kind, []).append(what)
-        wrong += sum(len(found) for kind, found in kinds.items() if kind == "unreadable")
+        for problem in problems:
+            kinds.setdefault(problem.kind, []).append(problem.what)
         lines = [f"{split}: {len(data)} images, {len(data.classes)} classes"]
         for kind, found in kinds.items():
             lines += [f"  {len(found)} {kind}", *(f"    {what}" for what in found[:SHOWN])]

@@ -15,10 +15,10 @@ from torchvision.transforms import v2
 
 from split_core.errors import SplitError
 from split_core.pictures import PictureError, is_picture, read_picture
-from split_core.task import DataContext
+from split_core.task import DataContext, Problem
 from split_tasks.configs import ImageFolderConfig
 from split_tasks.data import common
-from split_tasks.data.index import in_one_line, index_problems, read_index
+from split_tasks.data.index import in_one_line, index_problems, read_index, sound
 
 logger = logging.getLogger(__name__)
 SIZE = (224, 224)
@@ -47,6 +47,7 @@ class ImageFolder:
         self.config, self.context = config, context
         self.root = config.root.expanduser()
         index = index_file(self.root, self.split)
+        self._wrong_rows: list[Problem] = []
         found, self.classes = self._folders() if index is None else self._listed(index)
         # On disk the classes follow one another; the first thousand images must not be all of one.
         order = torch.randperm(len(found), generator=torch.Generator().manual_seed(ORDER)).tolist()
@@ -72,22 +73,24 @@ class ImageFolder:
         rows = read_index(index)
         train = index_file(self.root, "train")
         classes = tuple(sorted({label for _, label in (read_index(train) if train else rows)}))
-        problems = list(index_problems(rows, self.root, classes))
-        if problems:
-            raise SplitError(f"{index}: {in_one_line(problems)}")
+        self._wrong_rows = list(index_problems(rows, self.root, classes))
+        if self._wrong_rows and self.context.strict:
+            raise SplitError(f"{index}: {in_one_line(self._wrong_rows)}")
+        rows = sound(rows, self.root, classes)
         number = {label: i for i, label in enumerate(classes)}
         return [(str(self.root / name), number[label]) for name, label in rows], classes
 
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """(kind, file) of every picture that cannot be read or is not what it seems; reads them all."""
+    def problems(self) -> Iterator[Problem]:
+        """Rows of the table that are wrong, pictures that cannot be read or are not what they seem; reads them all."""
+        yield from self._wrong_rows
         for path, _ in self.samples:
             try:
                 picture = read_picture(path, max_pixels=self.config.max_pixels)
             except PictureError as error:
-                yield "unreadable", str(error)
+                yield Problem("unreadable", str(error))
             else:
                 if picture.frames > 1:
-                    yield "animated, of which the first frame is taken", path
+                    yield Problem("animated, of which the first frame is taken", path, fault=False)
 
     def __len__(self) -> int:
         return len(self.samples)

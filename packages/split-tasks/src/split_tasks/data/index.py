@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from split_core.errors import SplitError
+from split_core.task import Problem
 
 COLUMNS = ("path", "label")
 Row = tuple[str, str]
@@ -37,23 +38,28 @@ def read_index(path: Path) -> list[Row]:
     return rows
 
 
-def index_problems(rows: Sequence[Row], root: Path, classes: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """(kind, what) of everything wrong with a split's rows: missing files, repeated paths, labels that train lacks."""
+def index_problems(rows: Sequence[Row], root: Path, classes: Sequence[str]) -> Iterator[Problem]:
+    """Everything wrong with a split's rows: missing files, repeated paths, labels that train lacks."""
     known = set(classes)
     for name, times in Counter(name for name, _ in rows).items():
         if times > 1:
-            yield "listed more than once", name
+            yield Problem("listed more than once", name)
         if not (root / name).is_file():
-            yield "missing", name
+            yield Problem("missing", name)
     for label in sorted({label for _, label in rows} - known):
-        yield "label that train does not have", label
+        yield Problem("label that train does not have", label)
 
 
-def in_one_line(problems: Sequence[tuple[str, str]]) -> str:
+def sound(rows: Sequence[Row], root: Path, classes: Sequence[str]) -> list[Row]:
+    """The rows that are left when every problem is left out."""
+    return [row for row in dict.fromkeys(rows) if (root / row[0]).is_file() and row[1] in classes]
+
+
+def in_one_line(problems: Sequence[Problem]) -> str:
     """Every kind with its number and the first few."""
     kinds: dict[str, list[str]] = {}
-    for kind, what in problems:
-        kinds.setdefault(kind, []).append(what)
+    for problem in problems:
+        kinds.setdefault(problem.kind, []).append(problem.what)
     return "; ".join(
         f"{len(found)} {kind}: {', '.join(found[:3])}{' ...' if len(found) > 3 else ''}"
         for kind, found in kinds.items()

@@ -6,17 +6,18 @@ their labels stay at the size they have on disk, and predictions are brought to 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torchvision.transforms.v2 import functional
 
 from split_core.errors import SplitError
-from split_core.pictures import is_picture, read_rgb
-from split_core.task import DataContext
+from split_core.pictures import PictureError, is_picture, read_rgb
+from split_core.task import DataContext, Problem
 from split_tasks.configs import SegFolderConfig
 from split_tasks.data import common
 from split_tasks.data.labelmaps import read_indices, to_classes
@@ -49,7 +50,11 @@ class SegFolder:
         self.size = context.image_size or SIZE
         self.classes = class_names(config)
         self.segment_classes = self.classes
-        self.pairs = pairs(*(config.folder(kind, self.split) for kind in ("images", "masks")))
+        images, masks = (config.folder(kind, self.split) for kind in ("images", "masks"))
+        self.pairs, self._alone = pairs(images, masks)
+        if self._alone and context.strict:
+            more = f" (and {len(self._alone) - 1} more)" if len(self._alone) > 1 else ""
+            raise SplitError(f"data.masks: {self._alone[0]} has no label map in {masks}{more}")
         self.short = float(config.resize or min(self.size))
 
     def __len__(self) -> int:
@@ -67,15 +72,37 @@ class SegFolder:
         """
         picture, mask = self.pairs[index]
         image = functional.pil_to_tensor(read_rgb(picture))
-        config = self.config
-        labels = to_classes(
-            read_indices(mask), mask, classes=len(self.classes), zero_is_ignored=config.zero_is_ignored,
-            ignore=config.ignore,
-        )  # fmt: skip
+        labels = self._classes(read_indices(mask), mask)
         if labels.shape != tuple(image.shape[1:]):
-            sizes = (f"{width}x{height}" for height, width in (image.shape[1:], labels.shape))
-            raise SplitError(f"{picture} is {next(sizes)} px and its label map {mask} is {next(sizes)}")
+            raise SplitError(of_two_sizes(picture, tuple(image.shape[1:]), mask, labels.shape))
         return image, torch.from_numpy(labels)
+
+    def problems(self) -> Iterator[Problem]:
+        """Pictures without a label map, files that cannot be read, labels that are no class, and pairs of two sizes."""
+        for path in self._alone:
+            yield Problem("pictures without a label map", str(path))
+        for picture, mask in self.pairs:
+            image = values = None
+            try:
+                image = read_rgb(picture)
+            except PictureError as error:
+                yield Problem("unreadable", str(error))
+            try:
+                values = read_indices(mask)
+                self._classes(values, mask)
+            except PictureError as error:
+                yield Problem("unreadable", str(error))
+            except SplitError as error:
+                yield Problem("label maps that hold something else than classes", str(error))
+            if image is not None and values is not None and values.shape != (image.height, image.width):
+                what = of_two_sizes(picture, (image.height, image.width), mask, values.shape)
+                yield Problem("pairs of two sizes", what)
+
+    def _classes(self, values: NDArray[Any], mask: Path) -> NDArray[Any]:
+        config = self.config
+        return to_classes(
+            values, mask, classes=len(self.classes), zero_is_ignored=config.zero_is_ignored, ignore=config.ignore
+        )
 
     def collate(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Stack training samples; string the windows of evaluated images together."""
@@ -134,11 +161,17 @@ class SegFolder:
         return resize(image, labels, keep_ratio(size, short=self.short, longest=self.config.longest * self.short))
 
 
-def pairs(images: Path, masks: Path) -> list[tuple[Path, Path]]:
-    """Every picture below `images` with the label map of the same name below `masks`, in one fixed shuffled order.
+def of_two_sizes(picture: Path, size: tuple[int, ...], mask: Path, other: tuple[int, ...]) -> str:
+    """A line on a picture and a label map of different (height, width)."""
+    return f"{picture} is {size[1]}x{size[0]} px and its label map {mask} is {other[1]}x{other[0]}"
+
+
+def pairs(images: Path, masks: Path) -> tuple[list[tuple[Path, Path]], list[Path]]:
+    """Every picture below `images` with the label map of the same name below `masks`, in one fixed shuffled order, and
+    the pictures that have none.
 
     Raises:
-        SplitError: a folder is missing, there are no pictures, or one has no label map.
+        SplitError: a folder is missing, or there are no pictures.
     """
     for key, folder in (("images", images), ("masks", masks)):
         if not folder.is_dir():
@@ -147,13 +180,12 @@ def pairs(images: Path, masks: Path) -> list[tuple[Path, Path]]:
     pictures = [path for path in sorted(images.rglob("*")) if is_picture(path)]
     if not pictures:
         raise SplitError(f"data.images: {images} holds no pictures")
-    alone = [path for path in pictures if path.relative_to(images).with_suffix("") not in found]
-    if alone:
-        more = f" (and {len(alone) - 1} more)" if len(alone) > 1 else ""
-        raise SplitError(f"data.masks: {alone[0]} has no label map in {masks}{more}")
+    names = {path: path.relative_to(images).with_suffix("") for path in pictures}
+    alone = [path for path in pictures if names[path] not in found]
+    pictures = [path for path in pictures if names[path] in found]
     # Sorted names follow scenes or videos; the first hundred images must not be all of one.
     order = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(ORDER)).tolist()
-    return [(pictures[i], found[pictures[i].relative_to(images).with_suffix("")]) for i in order]
+    return [(pictures[i], found[names[pictures[i]]]) for i in order], alone
 
 
 def class_names(config: SegFolderConfig) -> tuple[str, ...]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from split_core.errors import SplitError
-from split_core.pictures import read_rgb
-from split_core.task import DataContext
+from split_core.pictures import PictureError, read_rgb
+from split_core.task import DataContext, Problem
 from split_tasks.data import common
 from split_tasks.data.seeded import uniforms
 from split_tasks.vqa.configs import LlavaDataConfig
@@ -60,6 +61,27 @@ class LlavaConversations:
         picture = read_rgb(self.root / picture_path(record))
         target = {"id": str(record.get("id", record["image"])), "turns": turns_of(record)}
         return {"image": as_input(picture, self.context, self.size), "target": target}
+
+    def problems(self) -> Iterator[Problem]:
+        """Pictures that are missing or cannot be read, records that are not as LLaVA's, and ids that occur again."""
+        names: dict[str, None] = {}
+        for record in self.records:
+            try:
+                names.setdefault(picture_path(record))
+                turns_of(record)
+            except SplitError as error:
+                yield Problem("records that are not as LLaVA's", str(error))
+        for name in names:
+            try:
+                if (self.root / name).is_file():
+                    read_rgb(self.root / name)
+                else:
+                    yield Problem("missing pictures", name)
+            except PictureError as error:
+                yield Problem("unreadable", str(error))
+        for name, times in Counter(str(record["id"]) for record in self.records if "id" in record).items():
+            if times > 1:  # LLaVA's own files have several conversations about one picture under its id
+                yield Problem("ids of several records", f"{name} ({times} times)", fault=False)
 
     def collate(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Stack samples into a batch."""
