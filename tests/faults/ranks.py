@@ -58,8 +58,14 @@ CASES: dict[str, tuple[int, dict[str, Any], Callable[[], None] | None]] = {
     "two": (2, {}, None),
     "uneven": (2, {"adapt": {"images": 96, "batch_size": 15}, "eval": {"images": 19, "batch_size": 8}}, None),
     "raises": (2, {}, raises),
+    "divided": (2, {"adapt": {"shard": True}}, raises),
+    "resumed": (2, {"adapt": {"shard": True}}, None),
     "dies": (2, {}, dies),
 }
+
+
+FOLDERS = {"resumed": "divided"}
+"""Cases that go on in the folder of another."""
 
 
 def one_case(case: str, folder: Path) -> dict[str, Any]:
@@ -74,7 +80,9 @@ def one_case(case: str, folder: Path) -> dict[str, Any]:
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         log = folder / f"{case}.{rank}.log"
-        child = fork_run(folder / case, changes=changes, environment=environment, log=log, before=fault)
+        child = fork_run(
+            folder / FOLDERS.get(case, case), changes=changes, environment=environment, log=log, before=fault
+        )
         children[child] = rank
     codes = [0] * world
     first: float | None = None

@@ -59,6 +59,10 @@ class AdaptConfig(Section):
     budget_range: tuple[float, float] | None = Field(
         None, description="draw each step's budget from [low, high] instead of keeping to `budget`"
     )
+    shard: bool = Field(
+        False,
+        description="FSDP2: divide weights, gradients and optimizer state among the processes, for large backbones",
+    )
 
     @model_validator(mode="after")
     def _check_steps(self) -> AdaptConfig:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from split_core.config import RunConfig
 from split_core.decision import Decision
 from split_core.draws import uniform
+from split_core.engine import shard
 from split_core.engine.assemble import chooser, scorers
 from split_core.engine.checkpoint import load_weights
 from split_core.engine.loader import step_seed, to_device, training_batches
@@ -42,6 +43,10 @@ def adapt(session: Session, source: str) -> None:
     steps = config.adapt.images // config.adapt.batch_size
     if steps:
         _train(session, learner, masks, phase=f"adapt_{source}", steps=steps)
+        if config.adapt.shard:
+            divided, learner = learner, session.learner(own_settings(config, source.removesuffix(WARM)))
+            for name, module in learner.modules().items():
+                module.load_state_dict(shard.whole(divided.modules()[name]))
     session.finish(path, learner, {"source": source, **masks.state_dict()}, phase=f"adapt_{source}")
 
 
@@ -148,18 +153,24 @@ def _train(session: Session, learner: Learner, masks: Masks | Strengths, *, phas
     config = session.config
     step_of = ReducedStep if isinstance(learner.model, Reducer) else AdaptStep
     step_module = step_of(learner.model, learner.task, config.adapt.dense_fraction)
-    optimizer = torch.optim.AdamW(parameter_groups(learner, config))
+    groups = parameter_groups(learner, config)  # what is frozen has to be known before anything is divided
+    state_of, load = plain_state, load_plain
+    if config.adapt.shard:
+        shard.shard(step_module, session.ranks, config.precision)
+        groups, state_of, load = parameter_groups(learner, config), shard.state, shard.load
+    optimizer = torch.optim.AdamW(groups)
     peaks = [group["lr"] for group in optimizer.param_groups]
     saver = session.saver(phase)
     start = 0
     resumed = saver.resume()
     if resumed is not None:
         start, state = resumed
-        step_module.load_state_dict(state["weights"])
-        optimizer.load_state_dict(state["optimizer"])
+        load(step_module, optimizer, state)
         masks.load_state_dict(state["masks"])
     session.log.rewind(phase, start)
-    wrapped, optimizer = session.accelerator.prepare(step_module, optimizer)
+    wrapped = step_module
+    if not config.adapt.shard:
+        wrapped, optimizer = session.accelerator.prepare(step_module, optimizer)
     wrapped.train()
     ranks = session.ranks
     share = ranks.share("adapt.batch_size", config.adapt.batch_size)
@@ -189,11 +200,21 @@ def _train(session: Session, learner: Learner, masks: Masks | Strengths, *, phas
             step + 1,
             steps,
             lambda: {
-                "weights": step_module.state_dict(),
-                "optimizer": optimizer.state_dict(),
+                **state_of(step_module, optimizer),
                 "masks": masks.state_dict(),
             },
         )
+
+
+def plain_state(module: nn.Module, optimizer: Any) -> dict[str, Any]:
+    """Weights and moments for a checkpoint; `shard.state` where they are divided among processes."""
+    return {"weights": module.state_dict(), "optimizer": optimizer.state_dict()}
+
+
+def load_plain(module: nn.Module, optimizer: Any, saved: Mapping[str, Any]) -> None:
+    """Inverse of `plain_state`."""
+    module.load_state_dict(saved["weights"])
+    optimizer.load_state_dict(saved["optimizer"])
 
 
 def parameter_groups(learner: Learner, config: RunConfig) -> list[dict[str, Any]]:
