@@ -34,7 +34,10 @@ from split_core.engine.session import provenance  # noqa: E402
 from split_core.engine.tables import Table  # noqa: E402
 from split_core.errors import SplitError  # noqa: E402
 from split_core.pictures import read_rgb  # noqa: E402
+from split_core.task import DataContext  # noqa: E402
 from split_tasks.data.index import read_index  # noqa: E402
+from split_tasks.vqa.configs import LlavaDataConfig  # noqa: E402
+from split_tasks.vqa.data.llava import LlavaConversations  # noqa: E402
 
 
 @dataclass
@@ -143,7 +146,18 @@ def words(folder: Path) -> Iterator[Count]:
     lines = Count("random command line", "a configuration, or one line")
     tables = Count("random table of pictures", "rows, or one line that names the file")
     recipes = Count("random recipe", "settings, or one line")
+    records = Count("damaged file of conversations", "records and what is wrong with them, or one line")
     path, recipe = folder / "x.yaml", yaml.safe_dump(SETTINGS)
+    turns = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "red"}]
+    whole = json.dumps([{"id": str(i), "image": "x.png", "conversations": turns} for i in range(4)]).encode()
+    asked = LlavaDataConfig(annotations=folder / "records.json", root=folder)
+    for seed in range(500):
+        asked.annotations.write_bytes(damaged(whole, seed))
+        try:
+            found = LlavaConversations(asked, DataContext("train")).problems()
+            records.add(all(len(problem.what.splitlines()) == 1 for problem in found))
+        except SplitError as error:
+            records.add(False, refused=len(str(error).splitlines()) == 1)
     for _ in range(500):
         text = "".join(chance.choices(letters, k=chance.randint(0, 30)))
         for count, attempt in (
@@ -157,7 +171,7 @@ def words(folder: Path) -> Iterator[Count]:
                 count.add(True)
             except SplitError as error:
                 count.add(False, refused=len(str(error).splitlines()) == 1)
-    yield from (lines, tables, recipes)
+    yield from (lines, tables, recipes, records)
 
 
 def slurm(folder: Path) -> Iterator[Count]:
