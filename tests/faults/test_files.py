@@ -109,7 +109,7 @@ def test_an_animation_is_said_once(root: Path, caplog: pytest.LogCaptureFixture)
     for index in range(len(data)):
         data[index]
     assert caplog.text.count("is animated: its first frame is taken") == 1
-    assert [kind for kind, _ in data.problems()] == ["animated, of which the first frame is taken"] * 2
+    assert [problem.kind for problem in data.problems()] == ["animated, of which the first frame is taken"] * 2
 
 
 def test_damaged_pictures_are_left_out_never_replaced_and_counted(root: Path, caplog: pytest.LogCaptureFixture) -> None:
