@@ -71,7 +71,9 @@ class Dataset(Protocol):
     Methods:
         __getitem__(i): {"image": (c, H, W) float32 normalised, "target": {"label": int, "mask": (H, W) bool
             tensor or absent, "boxes": ..., ...}}.
-        collate(samples): {"image": (b, c, H, W), "target": Target}.
+        collate(samples): {"image": (b, c, H, W), "target": Target}, and where pictures of different sizes share a
+            canvas "size": (b, 2) int, the height and width that each fills from the top left; the rest is padding,
+            which makes no token.
     An optional ``__getitems__(indices)`` makes many at once.
     """
 
