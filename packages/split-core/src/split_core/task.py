@@ -110,7 +110,9 @@ class Metric(Protocol):
     """What no mean of per-image numbers gives (mIoU, average precision): one accumulator over a data set.
 
     `update` takes each batch once. `compute` sums over the processes of a run before it answers, as torchmetrics does,
-    and returns numbers of the whole data set by name; "per_class" may hold one more number for each class name.
+    and returns numbers of the whole data set by name; "per_class" may hold one more number for each class name. An
+    optional ``files() -> dict[str, str]``, asked after that, gives what was predicted in a format that others read, by
+    file name; it goes to run_dir/report/METHOD/.
     """
 
     def update(self, output: Any, target: Target) -> None: ...

@@ -79,7 +79,9 @@ class AdaptStep(nn.Module):
         features, fraction, further = self.read(images, masks, generator, valid)
         output = self.task.output(self.model, features, target)
         loss = self.task.loss(output, target, features)
-        result = {"loss": loss, "error": self.task.error(output, target).mean().detach(), "token_fraction": fraction}
+        with torch.no_grad():
+            error = self.task.error(output, target).mean()
+        result = {"loss": loss, "error": error, "token_fraction": fraction}
         for name, value in further.items():
             result |= {"loss": result["loss"] + value, name: value.detach()}
         return result

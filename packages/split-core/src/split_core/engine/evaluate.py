@@ -61,7 +61,7 @@ def run(session: Session) -> None:
     """Evaluate all methods of the plan, write results.json and the report."""
     methods = plan(session.config)
     learners = {m.name: deployed(session, m) for m in methods}
-    tallies, metrics = tally(session, methods, learners)
+    tallies, metrics, written = tally(session, methods, learners)
     if not session.ranks.main:
         return
     speeds = speed(session, learners)
@@ -69,6 +69,9 @@ def run(session: Session) -> None:
     per_class = {name: found["per_class"] for name, found in metrics.items() if "per_class" in found}
     results = provenance() | {"rows": rows} | ({"per_class": per_class} if per_class else {})
     write_json(session.run_dir / RESULTS, results)
+    for name, files in written.items():
+        for file, text in files.items():
+            write_whole(session.run_dir / "report" / name / file, text)
     arrays = {f"{name}/{key}": value for name, t in tallies.items() for key, value in vars(t).items()}
     packed = io.BytesIO()
     np.savez_compressed(packed, **arrays)
@@ -79,11 +82,12 @@ def run(session: Session) -> None:
 @torch.no_grad()
 def tally(
     session: Session, methods: list[Method], learners: Mapping[str, Learner]
-) -> tuple[dict[str, Tally], dict[str, dict[str, Any]]]:
+) -> tuple[dict[str, Tally], dict[str, dict[str, Any]], dict[str, dict[str, str]]]:
     """Run every method on every image of the evaluated split; one pass over the data serves all.
 
     Returns:
-        Per-image numbers, and what the task accumulates over the data set, by method.
+        Per-image numbers, what the task accumulates over the data set, and its files (of a random policy's first
+        draw), by method.
     """
     config = session.config.eval
     data = session.data(config.split)
@@ -101,7 +105,9 @@ def tally(
         collected[index] = {m.name: _batch(session, learners[m.name], batch, index, metrics[m.name]) for m in methods}
     numbers = {index: batch for share in session.ranks.gather(collected) for index, batch in share.items()}
     tallies = {m.name: _joined([numbers[index][m.name] for index in range(total)]) for m in methods}
-    return tallies, {name: mean_of([metric.compute() for metric in own if metric]) for name, own in metrics.items()}
+    found = {name: mean_of([metric.compute() for metric in own if metric]) for name, own in metrics.items()}
+    written = {name: own[0].files() for name, own in metrics.items() if hasattr(own[0], "files")}
+    return tallies, found, written
 
 
 def _joined(batches: list[dict[str, Array]]) -> Tally:
