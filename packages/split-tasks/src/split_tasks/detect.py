@@ -14,9 +14,9 @@ from split_core.errors import SplitError
 from split_core.features import Features
 from split_core.task import Target, Task, TaskContext
 from split_core.types import Grid
-from split_tasks.configs import DetectConfig
 from split_tasks.detection.average_precision import AveragePrecision, image_precision
 from split_tasks.detection.cascade import Truth
+from split_tasks.detection.configs import DetectConfig
 from split_tasks.detection.detector import Detector, Reading
 from split_tasks.detection.geometry import picture_sizes
 from split_tasks.models.weights import load_strict, read_weights

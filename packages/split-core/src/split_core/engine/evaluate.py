@@ -106,7 +106,8 @@ def tally(
     numbers = {index: batch for share in session.ranks.gather(collected) for index, batch in share.items()}
     tallies = {m.name: _joined([numbers[index][m.name] for index in range(total)]) for m in methods}
     found = {name: mean_of([metric.compute() for metric in own if metric]) for name, own in metrics.items()}
-    written = {name: own[0].files() for name, own in metrics.items() if hasattr(own[0], "files")}
+    writing = metrics if session.ranks.main else {}
+    written = {name: own[0].files() for name, own in writing.items() if own[0] is not None and hasattr(own[0], "files")}
     return tallies, found, written
 
 

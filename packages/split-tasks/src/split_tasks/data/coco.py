@@ -15,11 +15,11 @@ from torchvision.tv_tensors import Image
 from split_core.errors import SplitError
 from split_core.pictures import PictureError, read_rgb
 from split_core.task import DataContext
-from split_tasks.configs import CocoConfig
 from split_tasks.data import common
 from split_tasks.data.cocojson import read_index
 from split_tasks.data.detaugment import ScaleJitter, fill, marked, pad
 from split_tasks.detection.average_precision import Annotations
+from split_tasks.detection.configs import CocoConfig
 
 logger = logging.getLogger(__name__)
 SIZE = (1024, 1024)

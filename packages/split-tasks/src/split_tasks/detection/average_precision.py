@@ -90,7 +90,7 @@ class AveragePrecision:
             :, :, :, 0, -1
         ]  # overlaps, recalls, classes; any area, most detections
         by_class = {
-            name: _number(one[one > -1].mean() if (one > -1).any() else -1)
+            name: _number(one[one > -1].mean() if (one > -1).any() else -1.0)
             for name, one in zip(self.classes, np.moveaxis(precision, 2, 0)[np.argsort(np.argsort(self.category_ids))],
                                  strict=True)
         }  # fmt: skip

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from split_tasks.configs import DetectConfig
 from split_tasks.detection.cascade import Cascade, Truth
+from split_tasks.detection.configs import DetectConfig
 from split_tasks.detection.proposals import ProposalNetwork, Proposals, Scored
 from split_tasks.detection.pyramid import SimplePyramid
 from split_tasks.detection.softnms import Detections, soft_nms
