@@ -8,7 +8,7 @@ from split_core import wrap
 from split_core.task import TaskContext
 from split_tasks.detect import Detect
 from split_tasks.detection.configs import DetectConfig
-from tiny import Logits, jitter, tiny_vit
+from tiny import Bright, jitter, tiny_vit
 from tinyseg import Described
 
 CLASSES = ("cat", "dog", "cow")
@@ -27,8 +27,8 @@ def task(seed=0, **settings):
     return jitter(Detect(DetectConfig(**{**SMALL, **settings}), context()), seed, 0.05).eval()
 
 
-def model(stages=1, policy=None):
-    return wrap(tiny_vit(), policy or Logits(3), stages=stages, rule="threshold").eval()
+def model():
+    return wrap(tiny_vit(), Bright(), rule="threshold").eval()
 
 
 def target(*images):
