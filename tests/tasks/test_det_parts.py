@@ -196,8 +196,9 @@ def test_all_stages_share_the_maps_gradient() -> None:
                 head.mover.weight.zero_()  # boxes stay, so that every stage reads the same
         maps = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
         proposals = Proposals(torch.tensor([[[0.0, 0, 20, 20]]]), torch.tensor([[True]]))
-        heads.error([maps], [4.0], proposals, [(torch.zeros(0, 4), torch.zeros(0).long())],
-                    torch.tensor([[32, 32]]), sample=False).sum().backward()  # fmt: skip
+        nothing = [(torch.zeros(0, 4), torch.zeros(0).long())]
+        shares, _ = heads.errors([maps], [4.0], proposals, nothing, torch.tensor([[32, 32]]), sample=False)
+        shares.sum().backward()
         assert maps.grad is not None
         return maps.grad
 

@@ -100,7 +100,7 @@ def test_reducers_that_would_read_padding_are_refused(
     coco: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     arguments = [*SMALL, "data=coco", f"data.root={coco}", "methods=[tome]", f"run_dir={tmp_path / 'run'}"]
-    assert run.main([*arguments, "policy=entropy", "eval.images=4"]) == 2
+    assert run.main([*arguments, "policy=entropy", "eval.images=4", "model.depth=3", "budget=0.9"]) == 2
     assert "would read the padding of a canvas as picture" in capsys.readouterr().err
 
 

@@ -157,11 +157,12 @@ def test_an_image_without_proposals_or_objects_costs_nothing_of_the_box_heads() 
     detect = task()
     reading = read(detect, images(1, 64), target([]))
     reading.proposals.live.zero_()
-    error = detect.detector.cascade.error(
+    shares, _ = detect.detector.cascade.errors(
         reading.maps, reading.strides, reading.proposals, [(torch.zeros(0, 4), torch.zeros(0).long())], reading.sizes,
         sample=False,
     )  # fmt: skip
-    assert error.tolist() == [0.0]
+    assert shares.shape == (1, SMALL["proposals"])
+    assert not shares.any()
 
 
 def test_padding_holds_no_proposal_and_no_blame() -> None:
@@ -177,6 +178,23 @@ def test_padding_holds_no_proposal_and_no_blame() -> None:
         assert all((one.boxes <= torch.tensor([24, 16, 24, 16])).all() for one in reading.detections)
         expected = loop_error(reading, truth["boxes"][0], truth["labels"][0], 0)
         assert float(detect.error(reading, truth)) == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_error_lies_where_anchors_and_proposals_are() -> None:
+    detect, backbone, truth = task(), model(), target([(2, 2, 20, 12, 0)], TWO)
+    valid = torch.ones(2, 8, 8, dtype=torch.bool)
+    valid[0, 2:], valid[0, :, 3:] = False, False
+    with torch.no_grad():
+        features = backbone.forward_features(images(2, 64), valid=valid)
+        reading = detect.output(backbone, features, truth)
+        found, error = detect.error_map(reading, truth), detect.error(reading, truth)
+        shares, middles = reading.shares(list(zip(truth["boxes"], truth["labels"], strict=True)))
+    assert not found[0][~valid[0]].any()
+    torch.testing.assert_close(found.flatten(1).sum(1) / features.layout.valid_cells, error)
+    expected = torch.zeros(8, 8)
+    for share, (x, y) in zip(shares[1].tolist(), middles[1].tolist(), strict=True):
+        expected[min(7, max(0, int(y // 8))), min(7, max(0, int(x // 8)))] += share * 64
+    torch.testing.assert_close(found[1], expected, atol=1e-5, rtol=1e-4)
 
 
 def test_without_truth_the_whole_pipeline_runs() -> None:

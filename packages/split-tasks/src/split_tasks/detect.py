@@ -74,7 +74,7 @@ class Detect(Task):
         if patch[0] != patch[1]:
             raise SplitError(f"task=det: boxes are read from square patches; the model's are {patch[0]}x{patch[1]}")
         sizes = picture_sizes(features.layout, patch)
-        reading: Reading = self.detector(features.dense(), patch=patch[0], sizes=sizes)
+        reading: Reading = self.detector(features.dense(), grid=features.layout.grid, patch=patch[0], sizes=sizes)
         if target is None:
             _ = reading.detections  # the whole pipeline, as it is timed and deployed
         return reading
@@ -82,6 +82,16 @@ class Detect(Task):
     def error(self, output: Reading, target: Target) -> Float[Tensor, " b"]:
         """Mean over samples of the detection loss of each image, in float32 whatever the autocast."""
         return output.error(_truth(target))
+
+    def error_map(self, output: Reading, target: Target) -> Float[Tensor, "b r c"]:
+        """The error of each anchor and each proposal, in the cell that it is centred on."""
+        share, middle = output.shares(_truth(target))
+        cells = (output.sizes // output.patch).flip(1)[:, None]
+        at = (middle / output.patch).long().clamp_min(0).minimum(cells - 1)
+        grid = output.grid
+        flat = share.new_zeros(len(share), grid.size(0))
+        flat = flat.scatter_add(1, at[..., 1] * grid.shape(0)[1] + at[..., 0], share)
+        return flat.view(-1, *grid.shape(0)) * cells.prod(2, keepdim=True)
 
     def loss(self, output: Reading, target: Target, features: Features) -> Float[Tensor, ""]:
         """The same on a random sample of anchors and proposals, as detectors train; mean over the images."""

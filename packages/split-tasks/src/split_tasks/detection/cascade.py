@@ -87,13 +87,14 @@ class Cascade(nn.Module):
         scores = total[..., : self.classes] / len(self.heads)
         return boxes, scores * proposals.live[..., None]
 
-    def error(
+    def errors(
         self, maps: Sequence[Tensor], strides: Sequence[float], proposals: Proposals, truth: Truth,
         sizes: Int[Tensor, "b 2"], *, sample: bool,
-    ) -> Float[Tensor, " b"]:  # fmt: skip
-        """Class and box error of each image, summed over the stages, a mean over its proposals (see `matching`).
+    ) -> tuple[Float[Tensor, "b m"], Float[Tensor, "b m 4"]]:  # fmt: skip
+        """Boxes, and each one's share of its image's class and box error: summed over the stages, a mean over the
+        proposals (see `matching`).
 
-        The objects themselves are among the proposals, as in the reference. 0 without a proposal.
+        The objects themselves are among the proposals, as in the reference. All shares are 0 without a proposal.
         """
         boxes, live = _with_truth(proposals, truth)
         with torch.no_grad():
@@ -103,18 +104,18 @@ class Cascade(nn.Module):
             if sample and boxes.shape[1] > self.samples:
                 chosen = weight.topk(self.samples).indices
                 weight, boxes = weight.gather(1, chosen), boxes.gather(1, chosen[..., None].expand(-1, -1, 4))
-        total = torch.zeros((), device=boxes.device)
+        start, total = boxes, torch.zeros_like(weight)
         for stage in range(len(self.heads)):
             logits, codes = self._read(stage, maps, strides, boxes)
             with torch.no_grad():
                 labels, wanted = self._wanted(stage, boxes, truth)
             off = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
             off = off + (codes - wanted).abs().sum(-1) * (labels < self.classes)
-            total = total + (off * weight).sum(1) / weight.sum(1).clamp_min(1e-9)
+            total = total + off * weight / weight.sum(1, keepdim=True).clamp_min(1e-9)
             with torch.no_grad():
                 boxes = clip(decode(codes, boxes, self._weights(stage)), sizes)
                 weight = weight * has_area(boxes)
-        return total
+        return total, start
 
     def _read(
         self, stage: int, maps: Sequence[Tensor], strides: Sequence[float], boxes: Float[Tensor, "b n 4"]

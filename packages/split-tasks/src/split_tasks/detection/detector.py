@@ -9,8 +9,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from split_core.types import Grid
 from split_tasks.detection.cascade import Cascade, Truth
 from split_tasks.detection.configs import DetectConfig
+from split_tasks.detection.geometry import centres
 from split_tasks.detection.proposals import ProposalNetwork, Proposals, Scored
 from split_tasks.detection.pyramid import SimplePyramid
 from split_tasks.detection.softnms import Detections, soft_nms
@@ -38,18 +40,21 @@ class Detector(nn.Module):
             samples=config.box_samples,
         )  # fmt: skip
 
-    def forward(self, features: Float[Tensor, "b d r c"], *, patch: int, sizes: Int[Tensor, "b 2"]) -> Reading:
+    def forward(
+        self, features: Float[Tensor, "b d r c"], *, grid: Grid, patch: int, sizes: Int[Tensor, "b 2"]
+    ) -> Reading:  # fmt: skip
         """Maps, scored anchors and proposals of a batch.
 
         Args:
             features: the ViT's map.
+            grid: its fine cells.
             patch: side of a fine patch in px.
             sizes: height and width that each picture reaches, in px of the canvas.
         """
         maps = self.neck(features)
         strides = tuple(patch / scale for scale in self.neck.scales)
         scored = self.rpn(maps, strides)
-        return Reading(self, maps, strides, scored, self.rpn.propose(scored, sizes), sizes)
+        return Reading(self, maps, strides, scored, self.rpn.propose(scored, sizes), sizes, grid, patch)
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,7 @@ class Reading:
         scored: every anchor.
         proposals: what the box heads read.
         sizes: (b, 2) px that each picture reaches.
+        grid, patch: fine cells of the canvas, and their side in px.
     """
 
     detector: Detector
@@ -70,15 +76,24 @@ class Reading:
     scored: Scored
     proposals: Proposals
     sizes: Int[Tensor, "b 2"]
+    grid: Grid
+    patch: int
 
     def error(self, truth: Truth, *, sample: bool = False) -> Float[Tensor, " b"]:
         """Errors of the proposal network and of all stages of the box heads, image by image."""
-        boxes = [own for own, _ in truth]
+        return self.shares(truth, sample=sample)[0].sum(1)
+
+    def shares(
+        self, truth: Truth, *, sample: bool = False
+    ) -> tuple[Float[Tensor, "b m"], Float[Tensor, "b m 2"]]:  # fmt: skip
+        """What each anchor and each proposal adds to the error of its image, and where its middle is."""
         detector, read = self.detector, len(self._read)
-        found = detector.rpn.error(self.scored, boxes, self.sizes, sample=sample)
-        return found + detector.cascade.error(
+        first = detector.rpn.errors(self.scored, [own for own, _ in truth], self.sizes, sample=sample)
+        second, boxes = detector.cascade.errors(
             self._read, self.strides[:read], self.proposals, truth, self.sizes, sample=sample
-        )
+        )  # fmt: skip
+        middles = centres(self.scored.anchors).expand(len(first), -1, -1)
+        return torch.cat([first, second], 1), torch.cat([middles, centres(boxes)], 1)
 
     @cached_property
     def detections(self) -> list[Detections]:

@@ -47,6 +47,11 @@ def has_area(boxes: Float[Tensor, "*n 4"]) -> Bool[Tensor, "*n"]:
     return (boxes[..., 2:] > boxes[..., :2]).all(-1)
 
 
+def centres(boxes: Float[Tensor, "*n 4"]) -> Float[Tensor, "*n 2"]:
+    """Their middles, across and down."""
+    return (boxes[..., :2] + boxes[..., 2:]) / 2
+
+
 def overlaps(a: Float[Tensor, "b n 4"], b: Float[Tensor, "b m 4"]) -> Float[Tensor, "b n m"]:
     """Intersection over union of every pair within an image; 0 where there is no union."""
     low = torch.maximum(a[:, :, None, :2], b[:, None, :, :2])

@@ -13,7 +13,7 @@ from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import batched_nms
 
 from split_tasks.detection.anchors import RATIOS, anchors
-from split_tasks.detection.geometry import RPN_WEIGHTS, clip, decode, encode, has_area
+from split_tasks.detection.geometry import RPN_WEIGHTS, centres, clip, decode, encode, has_area
 from split_tasks.detection.matching import NOTHING, match, weights
 
 NMS = 0.7
@@ -111,10 +111,10 @@ class ProposalNetwork(nn.Module):
             result.live[image, : len(kept)] = True
         return result
 
-    def error(
+    def errors(
         self, scored: Scored, truth: Sequence[Float[Tensor, "_ 4"]], sizes: Int[Tensor, "b 2"], *, sample: bool
-    ) -> Float[Tensor, " b"]:
-        """Objectness and box error of each image, a mean over `samples` anchors (see `matching`).
+    ) -> Float[Tensor, "b a"]:
+        """Each anchor's share of its image's objectness and box error, a mean over `samples` anchors (see `matching`).
 
         Anchors that are centred on padding are nobody's fault.
         """
@@ -125,14 +125,13 @@ class ProposalNetwork(nn.Module):
                     known[id(boxes)] = self._wanted(boxes, scored.anchors)
             found, codes = (torch.stack(part) for part in zip(*(known[id(boxes)] for boxes in truth), strict=True))
             positive = found >= 0
-            centre = (scored.anchors[:, :2] + scored.anchors[:, 2:]) / 2
-            inside = (centre < sizes.flip(1)[:, None]).all(-1)
+            inside = (centres(scored.anchors) < sizes.flip(1)[:, None]).all(-1)
             weight = weights(
                 positive, (found == NOTHING) & inside, size=self.samples, share=SHARE, sample=sample
             )  # fmt: skip
         objectness = F.binary_cross_entropy_with_logits(scored.objectness, positive.float(), reduction="none")
         box = (scored.codes - codes).abs().sum(-1) * positive
-        return ((objectness + box) * weight).sum(1) / self.samples
+        return (objectness + box) * weight / self.samples
 
     def _wanted(self, truth: Float[Tensor, "g 4"], boxes: Float[Tensor, "a 4"]) -> tuple[Tensor, Tensor]:
         """Object of each anchor, and the codes that would move it there; zeros where there is none."""
