@@ -71,15 +71,9 @@ def coco(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_padding_spends_no_tokens_and_results_name_the_file_s_images(coco: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    arguments = [
-        *SMALL,
-        "data=coco",
-        f"data.root={coco}",
-        "methods=[dense,entropy]",
-        "eval.images=8",
-        "eval.batch_size=4",
-    ]
-    assert run.main([*arguments, f"run_dir={run_dir}"]) == 0
+    data = ["data=coco", f"data.root={coco}"]
+    evaluation = ["methods=[dense,entropy]", "eval.images=8", "eval.batch_size=4"]
+    assert run.main([*SMALL, *data, *evaluation, f"run_dir={run_dir}"]) == 0
     found = rows(run_dir)
     assert found["dense"]["token_fraction"] == 1.0
     assert 0.5 < found["dense"]["canvas_fraction"] < 0.95
@@ -96,17 +90,13 @@ def test_padding_spends_no_tokens_and_results_name_the_file_s_images(coco: Path,
     assert run.main(["do=bench", f"run_dir={run_dir}"]) == 0
 
 
-def test_reducers_that_would_read_padding_are_refused(
-    coco: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_reducers_refuse_padding(coco: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [*SMALL, "data=coco", f"data.root={coco}", "methods=[tome]", f"run_dir={tmp_path / 'run'}"]
     assert run.main([*arguments, "policy=entropy", "eval.images=4", "model.depth=3", "budget=0.9"]) == 2
     assert "would read the padding of a canvas as picture" in capsys.readouterr().err
 
 
-def test_data_without_boxes_are_refused_before_anything_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_data_without_boxes_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = tmp_path / "run"
     assert run.main(["task=det", "data=photographs", "model.weights=none", f"run_dir={where}"]) == 2
     assert "task=det needs boxes, and this data set has none" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
-from timm.layers import LayerNorm2d
+from timm.layers.norm import LayerNorm2d
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead

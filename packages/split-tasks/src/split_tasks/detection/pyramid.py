@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxtyping import Float
-from timm.layers import LayerNorm2d
+from timm.layers.norm import LayerNorm2d
 from torch import Tensor, nn
 from torch.nn import functional as F
 
