@@ -22,7 +22,8 @@ Images = Float[Tensor, "b ch H W"]
 def dense_reference(learner: Learner) -> Callable[..., Any]:
     """The timm model's own forward; for a task with a head of its own, that head on the timm model's features.
 
-    Nothing adaptive takes part: no pyramid, no decision, no packing; padding is read like everything else. Where the model has windows, so has the dense one.
+    Nothing adaptive takes part: no pyramid, no decision, no packing; padding is read like everything else. Where the
+    model has windows, so has the dense one.
     """
     model, vit = learner.model, cast(Any, learner.model.vit)
     if learner.task.model_head:
