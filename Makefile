@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TOOLS := pytest hypothesis beartype ruff mypy import-linter setuptools
 PACKAGES := -e 'packages/split-core[train,xformers,slurm]' -e packages/split-policies \
-	-e 'packages/split-tasks[digits,focus,seg,vqa]' -e packages/split-baselines
+	-e 'packages/split-tasks[digits,focus,seg,det,vqa]' -e packages/split-baselines
 
 .PHONY: demo test stamps weights language setup
 

@@ -461,7 +461,7 @@ def test_imitation_loss_is_the_loop_over_parents_that_exist(case: Case, seed: in
 def test_the_first_tau_meets_the_budget(budget: float, stages: int) -> None:
     grid = Grid((12, 16), stages)
     pyramid = random_pyramid(grid, 8, 16, seed=4)
-    fraction = build_layout(pseudo_labels(pyramid, start_tau(pyramid, budget))).token_fraction.mean()
+    fraction = build_layout(pseudo_labels(pyramid, start_tau([pyramid], budget))).token_fraction.mean()
     # one more parent over tau may bring its four children with it
     assert float(fraction) == pytest.approx(budget, abs=(3 if stages == 1 else 15) / (192 * 8) + 1e-6)
 

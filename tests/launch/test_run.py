@@ -22,6 +22,7 @@ from split_core.config import GROUPS, RunConfig
 LAUNCH = Path(run.__file__).parent
 NEEDED = {
     "imagefolder": ["data.root=."],
+    "coco": ["data.root=.", "model.weights=none"],
     "ade20k": ["data.root=.", "model.weights=none"],
     "llava": ["data.annotations=a.json", "data.root=."],
 }

@@ -78,9 +78,11 @@ def offset_for(sample: Sequence[Scores], fraction: float) -> float:
 
 
 @torch.no_grad()
-def scores_of(model: SplitViT, images: Float[Tensor, "b ch H W"], **seen: Any) -> Scores:
+def scores_of(
+    model: SplitViT, images: Float[Tensor, "b ch H W"], valid: Bool[Tensor, "b r c"] | None = None, **seen: Any
+) -> Scores:
     """Scores of a batch under the model's policy. `seen`: extras of `StageView` (objects, generator)."""
-    pyramid = model.pyramid(images)
+    pyramid = model.pyramid(images, valid)
     return scores(model.logits(pyramid, images, **seen), pyramid.grid, pyramid.valid)
 
 

@@ -165,7 +165,7 @@ def decision_entropy(
     return terms.sum(1)
 
 
-def existing(splits: Splits, valid: Bool[Tensor, "b r c"] | None = None) -> tuple[Bool[Tensor, "b _"], ...]:
+def existing(splits: Splits, valid: Bool[Tensor, "b r c"] | None = None) -> tuple[Bool[Tensor, "kb _"], ...]:
     """Which parents were asked: all at the coarsest stage, below it those whose own parent split.
 
     A parent wholly in padding has nothing to decide and is never asked.

@@ -84,15 +84,17 @@ class SplitViT(nn.Module):
         return self.forward_head(self.forward_features(images, layout=layout))
 
     def forward_features(
-        self, images: Float[Tensor, "b ch H W"], layout: Layout | None = None, **seen: Any
-    ) -> Features:
+        self, images: Float[Tensor, "b ch H W"], layout: Layout | None = None,
+        valid: Bool[Tensor, "b r c"] | None = None, **seen: Any,
+    ) -> Features:  # fmt: skip
         """Image -> pyramid -> decisions -> layout -> packed sequence -> blocks (Fig. 2).
 
         Args:
             layout: a partition to use instead of the policy's.
+            valid: as for `PyramidEmbed`, when pictures of different sizes share a canvas.
             seen: as for `tokenize`.
         """
-        pyramid = self.pyramid(images)
+        pyramid = self.pyramid(images, valid)
         layout = layout or self.decide(pyramid, images, **seen)
         self.layout = layout
         return self.encode(pyramid, layout)

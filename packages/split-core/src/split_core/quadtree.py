@@ -119,6 +119,13 @@ def canvas_cells(grid: Grid, device: torch.device | str = "cpu") -> Bool[Tensor,
     return ((rows[:, None] < grid.cells[0]) & (cols < grid.cells[1]))[None]
 
 
+def picture_cells(sizes: Int[Tensor, "b 2"], grid: Grid, patch_size: tuple[int, int]) -> Bool[Tensor, "b r c"]:
+    """Fine cells of the padded grid that hold picture, for pictures of these heights and widths at its top left."""
+    starts = (torch.arange(n, device=sizes.device) * p for n, p in zip(grid.shape(0), patch_size, strict=True))
+    rows, cols = (start < size[:, None] for start, size in zip(starts, sizes.T, strict=True))
+    return rows[:, :, None] & cols[:, None]
+
+
 def valid_at(
     grid: Grid, valid: Bool[Tensor, "b r c"] | None, device: torch.device
 ) -> tuple[Bool[Tensor, "b _ _"], ...]:

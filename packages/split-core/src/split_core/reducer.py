@@ -116,14 +116,23 @@ class Reducer(nn.Module):
 
     def forward_features(
         self, images: Float[Tensor, "b ch H W"], *, taps: Sequence[int] | None = None, objects: Tensor | None = None,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator | None = None, valid: Tensor | None = None,
     ) -> ReducedFeatures:  # fmt: skip
         """Image -> tokens -> blocks on fewer and fewer of them.
 
         Args:
             taps: numbers of the blocks whose output is wanted too, rising; None means the model's own.
             objects, generator: for the sake of analysis and random policies; a reducer reads neither.
+            valid: must be None: all images of a batch keep equally many tokens.
+
+        Raises:
+            SplitError: pictures of different sizes share the canvas.
         """
+        if valid is not None:
+            raise SplitError(
+                f"{type(self).__name__} would read the padding of a canvas as picture; it can be compared where all "
+                "pictures fill the canvas"
+            )
         vit, proj = self.vit, self.vit.patch_embed.proj
         check_images(images, proj.in_channels, proj.weight.dtype)
         grid = self.embed.grid(images.shape[-2:])

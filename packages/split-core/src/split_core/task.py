@@ -88,7 +88,9 @@ class Dataset(Protocol):
     Methods:
         __getitem__(i): {"image": (c, H, W) float32 normalised, "target": {"label": int, "mask": (H, W) bool
             tensor or absent, "boxes": ..., ...}}.
-        collate(samples): {"image": (b, c, H, W), "target": Target}.
+        collate(samples): {"image": (b, c, H, W), "target": Target}, and where pictures of different sizes share a
+            canvas "size": (b, 2) int, the height and width that each fills from the top left; the rest is padding,
+            which makes no token.
     An optional ``__getitems__(indices)`` makes many at once; an optional ``problems() -> Iterable[Problem]`` reads all
     files and tells what is wrong with any.
     """
@@ -126,7 +128,9 @@ class Metric(Protocol):
     """What no mean of per-image numbers gives (mIoU, average precision): one accumulator over a data set.
 
     `update` takes each batch once. `compute` sums over the processes of a run before it answers, as torchmetrics does,
-    and returns numbers of the whole data set by name; "per_class" may hold one more number for each class name.
+    and returns numbers of the whole data set by name; "per_class" may hold one more number for each class name. An
+    optional ``files() -> dict[str, str]``, asked after that, gives what was predicted in a format that others read, by
+    file name; it goes to run_dir/report/METHOD/.
     """
 
     def update(self, output: Any, target: Target) -> None: ...

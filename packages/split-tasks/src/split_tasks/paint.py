@@ -1,14 +1,14 @@
-"""Label maps as colours over pictures."""
+"""Label maps as colours over pictures, and boxes on them."""
 
 from __future__ import annotations
 
 import colorsys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageDraw
 
 OPACITY = 0.6
 GOLDEN = 0.61803398875
@@ -35,3 +35,32 @@ def overlay(picture: Image.Image, labels: NDArray[Any], *, clear: Collection[int
     painted = colours(256)[large]
     weight = np.where(np.isin(large, list(clear)), 0.0, OPACITY)[..., None]
     return Image.fromarray(np.round(pixels * (1 - weight) + painted * weight).astype(np.uint8))
+
+
+def boxed(
+    picture: Image.Image, boxes: Sequence[Sequence[float]], labels: Sequence[int], names: Sequence[str], *,
+    scores: Sequence[float] | None, size: tuple[int, int],
+) -> Image.Image:  # fmt: skip
+    """The picture with boxes in the colours of their classes, named, worst first so that the best lie on top.
+
+    Args:
+        picture: RGB, enlarged by a whole number.
+        boxes: left, top, right, bottom in px before that, best first.
+        labels, names, scores: of each.
+        size: (H, W) of the picture before that.
+    """
+    result = picture.copy()
+    pen = ImageDraw.Draw(result)
+    times = picture.height / size[0]
+    ink = colours(max(labels, default=0) + 1)
+    for index in reversed(range(len(boxes))):
+        left, top, right, bottom = (v * times for v in boxes[index])
+        colour = tuple(int(v) for v in ink[labels[index]])
+        edge = (left, top, max(left, right - 1), max(top, bottom - 1))
+        pen.rectangle(edge, outline=colour, width=2)
+        text = names[index] if scores is None else f"{names[index]} {scores[index]:.2f}"
+        # a name that would stand above the picture stands inside the box
+        at = (edge[0] + 2, edge[1] - 12 if edge[1] >= 12 else edge[1] + 2)
+        pen.rectangle(pen.textbbox(at, text), fill=colour)
+        pen.text(at, text, fill="black")
+    return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from split_core.plugins import Entry, hookimpl
 from split_tasks import configs
+from split_tasks.detection import configs as detection
 from split_tasks.models import configs as models
 from split_tasks.vqa import configs as vqa
 
@@ -14,6 +15,7 @@ def split_tasks() -> list[Entry]:
     return [
         Entry("cls", "split_tasks.classify:Classify", configs.ClassifyConfig, "image classification"),
         Entry("seg", "split_tasks.segment:Segment", configs.SegmentConfig, "semantic segmentation"),
+        Entry("det", "split_tasks.detect:Detect", detection.DetectConfig, "object detection"),
         Entry(
             "vqa",
             "split_tasks.vqa.task:VisualQuestions",
@@ -62,6 +64,12 @@ def split_datasets() -> list[Entry]:
             "split_tasks.data.segfolder:SegFolder",
             configs.ADE20KConfig,
             "ADE20K as unpacked from ADEChallengeData2016.zip",
+        ),
+        Entry(
+            "coco",
+            "split_tasks.data.coco:Coco",
+            detection.CocoConfig,
+            "your own images with boxes in COCO's json: root/{train,val}2017/*, root/annotations/instances_*.json",
         ),
         Entry(
             "easy_vqa",

@@ -15,7 +15,7 @@ from split_core.draws import uniform
 from split_core.engine import shard
 from split_core.engine.assemble import chooser, scorers
 from split_core.engine.checkpoint import load_weights
-from split_core.engine.loader import step_seed, to_device, training_batches
+from split_core.engine.loader import step_seed, to_device, training_batches, valid_of
 from split_core.engine.masks import Masks, PolicyMasks, WarmStartMasks
 from split_core.engine.methods import WARM
 from split_core.engine.session import Learner, Session
@@ -78,21 +78,24 @@ class AdaptStep(nn.Module):
         self.model, self.task, self.dense_fraction = model, task, dense_fraction
 
     def forward(
-        self, images: Tensor, target: Mapping[str, Any], masks: Any, generator: torch.Generator
-    ) -> dict[str, Tensor]:
-        features, fraction, further = self.read(images, masks, generator)
+        self, images: Tensor, target: Mapping[str, Any], masks: Any, generator: torch.Generator,
+        valid: Tensor | None = None,
+    ) -> dict[str, Tensor]:  # fmt: skip
+        features, fraction, further = self.read(images, masks, generator, valid)
         output = self.task.output(self.model, features, target)
         loss = self.task.loss(output, target, features)
-        result = {"loss": loss, "error": self.task.error(output, target).mean().detach(), "token_fraction": fraction}
+        with torch.no_grad():
+            error = self.task.error(output, target).mean()
+        result = {"loss": loss, "error": error, "token_fraction": fraction}
         for name, value in further.items():
             result |= {"loss": result["loss"] + value, name: value.detach()}
         return result
 
     def read(
-        self, images: Tensor, masks: Any, generator: torch.Generator
+        self, images: Tensor, masks: Any, generator: torch.Generator, valid: Tensor | None = None
     ) -> tuple[Features, Tensor, dict[str, Tensor]]:
         """Features of a batch, the token fraction spent on it, and losses beside the task's."""
-        pyramid = self.model.pyramid(images)
+        pyramid = self.model.pyramid(images, valid)
         splits = masks(pyramid.detach(), images, generator)
         layout = build_layout(splits, pyramid.valid)
         fraction = layout.token_fraction.mean()  # of the masks themselves: tau follows it
@@ -116,10 +119,10 @@ class ReducedStep(AdaptStep):
     """The same for a reducer, which decides by itself."""
 
     def read(
-        self, images: Tensor, masks: Any, generator: torch.Generator
+        self, images: Tensor, masks: Any, generator: torch.Generator, valid: Tensor | None = None
     ) -> tuple[Features, Tensor, dict[str, Tensor]]:
         masks.draw(generator)
-        features = self.model.forward_features(images, generator=generator)
+        features = self.model.forward_features(images, generator=generator, valid=valid)
         return features, features.layout.token_fraction.mean(), dict(features.losses)
 
 
@@ -185,7 +188,7 @@ def _train(session: Session, learner: Learner, masks: Masks | Strengths, *, phas
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak * learning_rate_factor(step, steps, config.adapt.warmup)
         with session.accelerator.autocast():
-            result = wrapped(batch["image"], batch["target"], masks, generator)
+            result = wrapped(batch["image"], batch["target"], masks, generator, valid_of(learner.model, batch))
         session.accelerator.backward(result["loss"])
         session.accelerator.unscale_gradients(optimizer)  # once for all groups
         for group in optimizer.param_groups:  # apart: the policy's gradient must not shrink the backbone's step

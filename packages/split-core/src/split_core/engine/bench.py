@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from split_core.attention import choose_backend
-from split_core.calibrate import calibrate
+from split_core.calibrate import offset_for, scores_of
 from split_core.config import RunConfig
 from split_core.decision import Decision
 from split_core.engine import plots, tables
@@ -37,6 +37,8 @@ from split_core.reduced import Reduced
 from split_core.reducer import Reducer
 
 Images = Float[Tensor, "b ch H W"]
+Shown = tuple[Images, Bool[Tensor, "b r c"] | None]
+"""A batch of images, and which fine cells hold picture."""
 REFERENCE = "timm"
 """Name of the dense model's row; `dense` is the wrapped model with every parent split."""
 FIXED = ("dense", "coarse")
@@ -65,17 +67,18 @@ class Variant:
     def name(self) -> str:
         return self.method if self.budget is None else f"{self.method} {self.budget:g} {self.lengths}"
 
-    def __call__(self, images: Images) -> Any:
+    def __call__(self, images: Images, valid: Tensor | None = None) -> Any:
         operate(self.learner.model, self.point)
-        return self.learner(images)
+        return self.learner(images, valid)
 
 
 @torch.no_grad()
-def measure(learners: Mapping[str, Learner], images: Images, *, repeats: int, warmup: int) -> dict[str, Timing]:
+def measure(learners: Mapping[str, Learner], shown: Shown, *, repeats: int, warmup: int) -> dict[str, Timing]:
     """Time learners as they are on one batch, each between two runs of the dense timm model."""
     dense = dense_reference(next(iter(learners.values())))
-    runs = {name: lambda _, learner=learner: learner(images) for name, learner in learners.items()}
+    runs = {name: lambda _, learner=learner: learner(*shown) for name, learner in learners.items()}
     rounds = range(-warmup, repeats)
+    images = shown[0]
     return interleave(lambda _: dense(images), runs, rounds, batch=images.shape[0], device=images.device)[1]
 
 
@@ -147,7 +150,7 @@ def _learners(session: Session, left_out: list[str]) -> Iterator[tuple[str, Lear
 
 
 def _variants(
-    session: Session, learners: Mapping[str, Learner], batches: Sequence[Images], left_out: list[str]
+    session: Session, learners: Mapping[str, Learner], batches: Sequence[Shown], left_out: list[str]
 ) -> Iterator[Variant]:
     """All rows of one batch size, in order; what cannot be timed is added to `left_out`."""
     fixed = [name for name in learners if name in FIXED]
@@ -166,7 +169,8 @@ def _variants(
                 continue
             yield Variant(name, learner, Decision("image", budget), "equal", budget)
             if budget < 1 and not chooser(model).exact:  # at 1 both are all fine
-                yield Variant(name, learner, calibrate(model, batches, budget), "ragged", budget)
+                offset = offset_for([scores_of(model, *shown) for shown in batches], budget)
+                yield Variant(name, learner, Decision("threshold", budget, offset), "ragged", budget)
 
 
 def note(left_out: list[str], name: str, error: SplitError) -> None:
@@ -181,19 +185,19 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:
     """Everything at one batch size, in one interleaved run."""
     bench = session.config.bench
-    batches = list(session.images(session.config.eval.split, size, size * bench.repeats))
-    batches = [images for images in batches if len(images) == size]
+    first = next(iter(learners.values()))
+    batches = list(session.images(first.model, session.config.eval.split, size, size * bench.repeats))
+    batches = [shown for shown in batches if len(shown[0]) == size]
     if not batches:
         raise SplitError(
             f"bench.batch_sizes: the data's {session.config.eval.split} split has fewer than {size} images"
         )
     variants = list(_variants(session, learners, batches, left_out))
-    first = next(iter(learners.values()))
     dense = first.model.vit
     rounds = range(-bench.warmup, bench.repeats)
 
-    def on(call: Callable[[Images], object]) -> Run:
-        return lambda repeat: call(batches[repeat % len(batches)])
+    def on(call: Callable[..., object]) -> Run:
+        return lambda repeat: call(*batches[repeat % len(batches)])
 
     with session.accelerator.autocast():
         reference, timings = interleave(
@@ -230,16 +234,16 @@ def _row(timing: Timing, described: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _describe(variant: Variant, batches: Sequence[Images], repeats: int, warmup: int) -> dict[str, Any]:
+def _describe(variant: Variant, batches: Sequence[Shown], repeats: int, warmup: int) -> dict[str, Any]:
     """Tokens and FLOPs of every image timed, seconds of the stages on the first batch, and the most memory."""
-    model, device = variant.learner.model, batches[0].device
+    model, device = variant.learner.model, batches[0][0].device
     counts: list[int] = []
     fractions: list[float] = []
     flops: list[float] = []
 
     def forwards() -> None:
-        for images in batches:
-            variant(images)
+        for shown in batches:
+            variant(*shown)
             assert model.layout is not None
             counts.extend(model.layout.lengths)
             fractions.extend(model.layout.token_fraction.tolist())
@@ -255,7 +259,7 @@ def _describe(variant: Variant, batches: Sequence[Images], repeats: int, warmup:
     if isinstance(model.layout, Reduced):
         result["tokens_per_layer"] = [list(pair) for pair in model.layout.layers]
     if isinstance(model, SplitViT):
-        result["stages_s"] = stages(variant.learner, batches[0], repeats=repeats, warmup=min(1, warmup))
+        result["stages_s"] = stages(variant.learner, *batches[0], repeats=repeats, warmup=min(1, warmup))
     return result | {"peak_memory_gib": peak}
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from split_core.calibrate import offset_for, scores_of
 from split_core.decision import Decision
-from split_core.engine.loader import evaluation_batches, to_device
+from split_core.engine.loader import evaluation_batches, to_device, valid_of
 from split_core.engine.session import Learner, Session
 from split_core.types import Grid
 
@@ -28,7 +28,8 @@ def calibrated(session: Session, learner: Learner, split: str, *, start: int = 0
     for batch in evaluation_batches(session.data(split), config.eval.batch_size, images, workers=config.workers):
         batch = to_device(batch, session.device)
         objects = objects_of(learner, batch["target"], model.embed.grid(batch["image"].shape[-2:]))
-        sample.append(scores_of(model, batch["image"], objects=objects, generator=generator))
+        valid = valid_of(model, batch)
+        sample.append(scores_of(model, batch["image"], valid, objects=objects, generator=generator))
     return Decision("threshold", config.budget, offset_for(sample, config.budget))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
@@ -26,7 +26,7 @@ from split_core.engine.adapt import own_settings
 from split_core.engine.assemble import chooser
 from split_core.engine.calibration import objects_of
 from split_core.engine.deploy import deployed
-from split_core.engine.loader import evaluation_batches, to_device
+from split_core.engine.loader import evaluation_batches, to_device, valid_of
 from split_core.engine.methods import WARM, is_learned, plan, policy_class
 from split_core.engine.patchmap import draw, enlargement, to_rgb
 from split_core.engine.session import Learner, Session
@@ -81,7 +81,8 @@ def sheet(session: Session, learners: Mapping[str, Learner], path: Path) -> None
     config = session.config
     batch = next(iter(evaluation_batches(session.data(config.eval.split), config.draw.count, range(config.draw.count))))
     batch = to_device(batch, session.device)
-    save(columns(session, learners, batch["image"], batch["target"]), path)
+    valid = valid_of(next(iter(learners.values())).model, batch)
+    save(columns(session, learners, batch["image"], batch["target"], valid), path)
 
 
 @torch.no_grad()
@@ -90,6 +91,7 @@ def columns(
     learners: Mapping[str, Learner],
     images: Float[Tensor, "b ch H W"],
     target: Mapping[str, Any] | None,
+    valid: Bool[Tensor, "b r c"] | None = None,
 ) -> list[Column]:
     """The plain images and, where the task paints them, the truth; then each splitting method's partition with its
     token fraction and, for classes, its guess, or the task's picture of its output beside it."""
@@ -111,7 +113,7 @@ def columns(
         model = learner.split
         generator = torch.Generator().manual_seed(session.config.seed)
         with session.accelerator.autocast():
-            pyramid = model.pyramid(images)
+            pyramid = model.pyramid(images, valid)
             objects = None if target is None else objects_of(learner, target, pyramid.grid)
             layout = model.decide(pyramid, images, objects=objects, generator=generator)
             features = model.encode(pyramid, layout)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from split_core import registry
 from split_core.engine.adapt import load_learner
 from split_core.engine.calibration import calibrated, objects_of
-from split_core.engine.loader import step_seed, to_device, training_batches
+from split_core.engine.loader import step_seed, to_device, training_batches, valid_of
 from split_core.engine.methods import WARM
 from split_core.engine.session import Learner, Session
 from split_core.features import Features
@@ -88,12 +88,14 @@ def _train(session: Session, learner, estimator: Estimator, settings: EstimatorC
         generator = ranks.generator(step_seed(config.seed, f"{phase}/masks", step), len(batch["image"]))
         images, target = batch["image"], batch["target"]
         objects = objects_of(learner, target, model.embed.grid(images.shape[-2:]))
+        valid = valid_of(model, batch)
         lesson = Lesson(
             images,
-            error_of(session, learner, images, target),
+            error_of(session, learner, images, target, valid),
             generator,
             objects,
             map_of(session, learner, images, target),
+            valid,
         )
         for group in optimizer.param_groups:
             group["lr"] = settings.lr * (settings.decay(step / steps))
@@ -126,7 +128,9 @@ def _learn(session, model, estimator: Estimator, lesson: Lesson, optimizer, grad
             optimizer.zero_grad()
 
 
-def error_of(session: Session, learner: Learner, images: Tensor, target: Target) -> ErrorOf:
+def error_of(
+    session: Session, learner: Learner, images: Tensor, target: Target, valid: Tensor | None = None
+) -> ErrorOf:
     """E(x, M) as the run's `error` defines it: the task's, or the distance to what the all-fine model says."""
     model, task = learner.split, learner.task
 
@@ -137,7 +141,7 @@ def error_of(session: Session, learner: Learner, images: Tensor, target: Target)
     if session.config.error == "task":
         return of_task
     with torch.no_grad(), session.accelerator.autocast():
-        pyramid = model.pyramid(images)
+        pyramid = model.pyramid(images, valid)
         fine = uniform_splits(pyramid.grid, pyramid.batch, split=True, device=images.device)
         dense = task.output(model, model.encode(pyramid, build_layout(fine, pyramid.valid)), target)
 

@@ -21,7 +21,7 @@ from split_core.engine import bench, report
 from split_core.engine.assemble import chooser, describe
 from split_core.engine.calibration import objects_of
 from split_core.engine.deploy import deployed
-from split_core.engine.loader import evaluation_batches, step_seed, to_device
+from split_core.engine.loader import evaluation_batches, step_seed, to_device, valid_of
 from split_core.engine.methods import WARM, Method, plan
 from split_core.engine.results import RESULTS, write_json
 from split_core.engine.session import Learner, Session, open_run, provenance
@@ -35,14 +35,16 @@ Array = NDArray[Any]
 
 @dataclass
 class Tally:
-    """Numbers of one method, each (images,) but `tokens` and `flops`, which have one for each packed sequence (an
-    image, or a window of one): means over the draws of a random policy."""
+    """Numbers of one method, each (images,) but `tokens`, `flops` and `filled`, which have one for each packed sequence
+    (an image, or a window of one): means over the draws of a random policy. `filled` is the share of the canvas's cells
+    that hold picture."""
 
     score: Array
     error: Array
     fraction: Array
     tokens: Array
     flops: Array
+    filled: Array
     object_hits: Array
     object_cells: Array
     boundary_hits: Array
@@ -59,7 +61,7 @@ def run(session: Session) -> None:
     """Evaluate all methods of the plan, write results.json and the report."""
     methods = plan(session.config)
     learners = {m.name: deployed(session, m) for m in methods}
-    tallies, metrics = tally(session, methods, learners)
+    tallies, metrics, written = tally(session, methods, learners)
     if not session.ranks.main:
         return
     speeds = speed(session, learners)
@@ -67,6 +69,9 @@ def run(session: Session) -> None:
     per_class = {name: found["per_class"] for name, found in metrics.items() if "per_class" in found}
     results = provenance() | {"rows": rows} | ({"per_class": per_class} if per_class else {})
     write_json(session.run_dir / RESULTS, results)
+    for name, files in written.items():
+        for file, text in files.items():
+            write_whole(session.run_dir / "report" / name / file, text)
     arrays = {f"{name}/{key}": value for name, t in tallies.items() for key, value in vars(t).items()}
     packed = io.BytesIO()
     np.savez_compressed(packed, **arrays)
@@ -77,11 +82,12 @@ def run(session: Session) -> None:
 @torch.no_grad()
 def tally(
     session: Session, methods: list[Method], learners: Mapping[str, Learner]
-) -> tuple[dict[str, Tally], dict[str, dict[str, Any]]]:
+) -> tuple[dict[str, Tally], dict[str, dict[str, Any]], dict[str, dict[str, str]]]:
     """Run every method on every image of the evaluated split; one pass over the data serves all.
 
     Returns:
-        Per-image numbers, and what the task accumulates over the data set, by method.
+        Per-image numbers, what the task accumulates over the data set, and its files (of a random policy's first
+        draw), by method.
     """
     config = session.config.eval
     data = session.data(config.split)
@@ -99,7 +105,10 @@ def tally(
         collected[index] = {m.name: _batch(session, learners[m.name], batch, index, metrics[m.name]) for m in methods}
     numbers = {index: batch for share in session.ranks.gather(collected) for index, batch in share.items()}
     tallies = {m.name: _joined([numbers[index][m.name] for index in range(total)]) for m in methods}
-    return tallies, {name: mean_of([metric.compute() for metric in own if metric]) for name, own in metrics.items()}
+    found = {name: mean_of([metric.compute() for metric in own if metric]) for name, own in metrics.items()}
+    writing = metrics if session.ranks.main else {}
+    written = {name: own[0].files() for name, own in writing.items() if own[0] is not None and hasattr(own[0], "files")}
+    return tallies, found, written
 
 
 def _joined(batches: list[dict[str, Array]]) -> Tally:
@@ -127,7 +136,7 @@ def _batch(
 ) -> dict[str, Array]:
     """Per-image numbers of one batch, averaged over draws where the policy is random."""
     model, task = learner.model, learner.task
-    images, target = batch["image"], batch["target"]
+    images, target, valid = batch["image"], batch["target"], valid_of(model, batch)
 
     def counted(cells: torch.Tensor) -> torch.Tensor:
         return task.per_image(cells.flatten(1).sum(1).float(), target)
@@ -138,7 +147,7 @@ def _batch(
         objects, edges = objects_of(learner, target, grid), task.boundaries(target, grid, model.embed.patch_size)
         for draw, metric in enumerate(metrics):
             generator = torch.Generator().manual_seed(step_seed(session.config.seed, f"eval/{draw}", index))
-            features = model.forward_features(images, objects=objects, generator=generator)
+            features = model.forward_features(images, objects=objects, generator=generator, valid=valid)
             layout = features.layout
             output = task.output(model, features, target)
             error, score = task.error(output, target), task.score(output, target)
@@ -153,6 +162,7 @@ def _batch(
                 "fraction": task.per_image(layout.token_fraction * cells, target) / task.per_image(cells, target),
                 "tokens": layout.counts,
                 "flops": torch.from_numpy(forward_flops(model, layout)),
+                "filled": cells / (grid.cells[0] * grid.cells[1]),
                 "object_hits": counted(fine & on),
                 "object_cells": counted(on),
                 "boundary_hits": counted(fine & edge),
@@ -174,7 +184,8 @@ def speed(session: Session, learners: Mapping[str, Learner]) -> dict[str, Timing
     batch = to_device(batch, session.device)
     timed = {name: learner for name, learner in learners.items() if not chooser(learner.model).analysis}
     with session.accelerator.autocast():
-        return bench.measure(timed, batch["image"], repeats=config.bench.repeats, warmup=config.bench.warmup)
+        shown = (batch["image"], valid_of(next(iter(learners.values())).model, batch))
+        return bench.measure(timed, shown, repeats=config.bench.repeats, warmup=config.bench.warmup)
 
 
 def row(
@@ -200,6 +211,8 @@ def row(
     if "estimator" in learner.facts and not method.name.endswith(WARM) and chooser(learner.model).learned:
         result |= {key: learner.facts[key] for key in ("estimator", "learned_images", "learned_seconds")}
     further = {name: value for name, value in metrics.items() if not isinstance(value, Mapping)}
+    if own.filled.min() < 1:  # slack: padding saves tokens whatever the policy does
+        further["canvas_fraction"] = own.tokens.mean() / (grid.cells[0] * grid.cells[1])
     if own.boundary_cells.sum():
         further["boundary_recall"] = recall(own.boundary_hits, own.boundary_cells)
     result |= further | ({"further": list(further)} if further else {})

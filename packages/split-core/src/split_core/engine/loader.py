@@ -7,13 +7,17 @@ Nothing here has state to save: the samples of step t, and the seed of everythin
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from jaxtyping import Bool
 from torch.utils.data import DataLoader, Sampler
 
 from split_core.engine.tolerance import Tolerant
+from split_core.model import SplitViT
+from split_core.quadtree import picture_cells
+from split_core.reducer import Reducer
 from split_core.task import Dataset
 
 
@@ -88,6 +92,13 @@ def _loader(data: Any, batches: Iterable[list[int]], workers: int) -> Iterable[d
         data, batch_sampler=batches, num_workers=workers, collate_fn=data.collate, multiprocessing_context=context
     )
     return map(data.note, loader) if isinstance(data, Tolerant) else loader
+
+
+def valid_of(model: SplitViT | Reducer, batch: Mapping[str, Any]) -> Bool[torch.Tensor, "b r c"] | None:
+    """Fine cells that hold picture, where a batch says that its pictures differ in size; else None."""
+    if "size" not in batch:
+        return None
+    return picture_cells(batch["size"], model.embed.grid(batch["image"].shape[-2:]), model.embed.patch_size)
 
 
 def to_device(value: Any, device: torch.device) -> Any:

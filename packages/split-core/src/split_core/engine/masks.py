@@ -74,9 +74,10 @@ class WarmStartMasks:
         config = session.config
         tau = config.warmstart.tau
         if tau is None:
+            model = learner.split
             with torch.no_grad():
-                images = next(session.images("train", CALIBRATION_IMAGES, CALIBRATION_IMAGES))
-                tau = start_tau(learner.split.pyramid(images), config.budget)
+                shown = session.images(model, "train", config.eval.batch_size, CALIBRATION_IMAGES)
+                tau = start_tau((model.pyramid(*batch) for batch in shown), config.budget)
         self.tau = Threshold(tau, config.warmstart.tau_lr, config.budget)
 
     def __call__(self, pyramid: Pyramid, images: Tensor, generator: torch.Generator) -> Splits:

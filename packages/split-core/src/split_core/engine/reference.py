@@ -19,16 +19,19 @@ from split_core.types import Grid, Layout
 Images = Float[Tensor, "b ch H W"]
 
 
-def dense_reference(learner: Learner) -> Callable[[Images], Any]:
+def dense_reference(learner: Learner) -> Callable[..., Any]:
     """The timm model's own forward; for a task with a head of its own, that head on the timm model's features.
 
-    Nothing adaptive takes part: no pyramid, no decision, no packing. Where the model has windows, so has the dense one.
+    Nothing adaptive takes part: no pyramid, no decision, no packing; padding is read like everything else. Where the
+    model has windows, so has the dense one.
     """
     model, vit = learner.model, cast(Any, learner.model.vit)
     if learner.task.model_head:
-        return vit if model.windows is None else lambda images: vit.forward_head(windowed(model, images)[0])
+        if model.windows is None:
+            return lambda images, valid=None: vit(images)
+        return lambda images, valid=None: vit.forward_head(windowed(model, images)[0])
 
-    def run(images: Images) -> Any:
+    def run(images: Images, valid: Tensor | None = None) -> Any:
         taps = list(model.taps)
         tokens, tapped = (_whole if model.windows is None else windowed)(model, images, taps)
         grid = Grid(model.embed.grid(images.shape[-2:]).cells, stages=1)

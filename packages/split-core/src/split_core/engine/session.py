@@ -26,7 +26,7 @@ from split_core.decision import check_reachable
 from split_core.engine.assemble import assemble, not_shared
 from split_core.engine.checkpoint import Checkpoints, load_weights, save_weights
 from split_core.engine.interrupt import Interrupt
-from split_core.engine.loader import evaluation_batches
+from split_core.engine.loader import evaluation_batches, to_device, valid_of
 from split_core.engine.lock import RunLock
 from split_core.engine.log import RunLog
 from split_core.engine.ranks import Ranks, lost_peer
@@ -60,9 +60,9 @@ class Learner:
         """By the names their weights are saved under."""
         return {"model": self.model, "task": self.task}
 
-    def __call__(self, images: torch.Tensor) -> Any:
+    def __call__(self, images: torch.Tensor, valid: torch.Tensor | None = None) -> Any:
         """The task's output for images: the whole pipeline."""
-        return self.task.output(self.model, self.model.forward_features(images))
+        return self.task.output(self.model, self.model.forward_features(images, valid=valid))
 
     @property
     def split(self) -> SplitViT:
@@ -200,10 +200,13 @@ class Session:
             load_weights(Path(config.init), learner.modules(), without=not_shared(model))
         return learner
 
-    def images(self, split: str, batch_size: int, limit: int) -> Iterator[torch.Tensor]:
-        """Images of the first `limit` samples of a split, on the device."""
+    def images(
+        self, model: SplitViT | Reducer, split: str, batch_size: int, limit: int
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+        """Images of the first `limit` samples of a split, and the cells of `model` that hold picture; on the device."""
         for batch in evaluation_batches(self.data(split), batch_size, range(limit), workers=self.config.workers):
-            yield batch["image"][:batch_size].to(self.device)  # images cut into windows make more rows
+            batch = to_device(batch, self.device)
+            yield batch["image"][:batch_size], valid_of(model, batch)  # images cut into windows make more rows
 
 
 def accelerator(config: RunConfig) -> Accelerator:

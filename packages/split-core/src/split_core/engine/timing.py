@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from split_core.engine.session import Learner
@@ -80,8 +80,9 @@ def interleave(
 
 @torch.no_grad()
 def stages(
-    learner: Learner, images: Float[Tensor, "b ch H W"], *, repeats: int, warmup: int, clock: Clock = time.perf_counter
-) -> dict[str, float]:
+    learner: Learner, images: Float[Tensor, "b ch H W"], valid: Bool[Tensor, "b r c"] | None = None, *, repeats: int,
+    warmup: int, clock: Clock = time.perf_counter,
+) -> dict[str, float]:  # fmt: skip
     """Median seconds of each stage of the whole pipeline on one batch; `head` is the task's.
 
     The stages are the calls that a forward makes, made one by one; `blocks` is what `encode` takes beyond `pack`.
@@ -90,7 +91,7 @@ def stages(
     watch = _Watch(images.device, clock)
     for _ in range(warmup + repeats):
         with watch("pyramid"):
-            pyramid = model.pyramid(images)
+            pyramid = model.pyramid(images, valid)
         with watch("decide"):
             layout = model.decide(pyramid, images)
         with watch("pack"):

@@ -57,7 +57,7 @@ class Credit(Estimator):
 
     def losses(self, model: SplitViT, lesson: Lesson) -> Iterator[Tensor]:
         with torch.no_grad():
-            pyramid = model.pyramid(lesson.images)
+            pyramid = model.pyramid(lesson.images, lesson.valid)
         error, saved, asked = credit(
             model, pyramid, lesson.error_of, self._gates(pyramid, lesson.generator), self.config.masks,
             inside=self.config.softness > 0,

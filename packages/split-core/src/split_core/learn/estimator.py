@@ -34,6 +34,7 @@ class Lesson:
         objects: (b, r, c) fine cells on labelled objects, for estimators that are bounds to compare with; None
             where nothing is labelled.
         map_of: where the error of each image lies, for estimators that ask.
+        valid: (b, r, c) fine cells that hold picture, when pictures of different sizes share a canvas.
     """
 
     images: Float[Tensor, "b ch H W"]
@@ -41,6 +42,7 @@ class Lesson:
     generator: torch.Generator | None = None
     objects: Bool[Tensor, "b r c"] | None = None
     map_of: ErrorMapOf | None = None
+    valid: Bool[Tensor, "b r c"] | None = None
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class Gate(Estimator):
 
     def losses(self, model: SplitViT, lesson: Lesson) -> Iterator[Tensor]:
         with torch.no_grad():
-            pyramid = model.pyramid(lesson.images)
+            pyramid = model.pyramid(lesson.images, lesson.valid)
         logits = model.logits(pyramid, lesson.images)
         gates = tuple(straight_through(logit.float(), self.config.temperature, lesson.generator) for logit in logits)
         encode = encode_union if self.config.relax == "union" else encode_blend

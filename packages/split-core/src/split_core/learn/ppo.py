@@ -82,7 +82,7 @@ class PPO(Estimator):
     def losses(self, model: SplitViT, lesson: Lesson) -> Iterator[Tensor]:
         images = lesson.images
         with torch.no_grad():
-            pyramid = model.pyramid(images)
+            pyramid = model.pyramid(images, lesson.valid)
             rollouts = self._rollouts(model, pyramid, lesson)
         if self.dual.measuring:
             price = token_price(rollouts.error, rollouts.fraction, rollouts.score, self._weight(rollouts))

@@ -33,7 +33,7 @@ class Supervised(Estimator):
         if lesson.objects is None:
             raise SplitError("estimator supervised needs labelled objects, and this task or data set labels none")
         with torch.no_grad():
-            pyramid = model.pyramid(lesson.images)
+            pyramid = model.pyramid(lesson.images, lesson.valid)
         masks, touched = [], lesson.objects
         for _ in range(pyramid.grid.stages):
             touched = pool_any(touched)

