@@ -135,15 +135,15 @@ def test_orientation_turns_pixels_and_is_checked_against_the_size(tmp_path: Path
     turned.save(root / "val2017" / "5.png")
     with pytest.raises(PictureError, match=r"5\.png is 100x60 px, .* its annotations are for 60x100"):
         data(root)[0]
-    assert [kind for kind, _ in data(root).problems()] == ["unreadable"]
+    assert [problem.kind for problem in data(root).problems()] == ["unreadable"]
 
 
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"annotations": [annotation(8, 99, BOX)]}, "annotation 8 belongs to no image"),
-        ({"annotations": [annotation(8, 12, BOX, 44)]}, "annotation 8 is of no category"),
-        ({"annotations": [annotation(8, 12, (1, 2, float("nan"), 4))]}, "annotation 8 has a box that is no numbers"),
+        ({"annotations": [annotation(8, 99, BOX)]}, r"1 belong to no image \(ids 8\)"),
+        ({"annotations": [annotation(8, 12, BOX, 44)]}, r"1 are of no category \(ids 8\)"),
+        ({"annotations": [annotation(8, 12, (1, 2, float("nan"), 4))]}, r"1 have a box that is no numbers \(ids 8\)"),
         ({"annotations": [annotation(8, 12, (1, 2, 4))]}, "an entry lacks or mistypes a field"),
         ({"annotations": [{"id": 8, "image_id": 12}]}, "an entry lacks or mistypes a field"),
         ({"images": [entry(12), entry(12)]}, "two images have the same id"),

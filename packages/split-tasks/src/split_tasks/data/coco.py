@@ -14,7 +14,7 @@ from torchvision.tv_tensors import Image
 
 from split_core.errors import SplitError
 from split_core.pictures import PictureError, read_rgb
-from split_core.task import DataContext
+from split_core.task import DataContext, Problem
 from split_tasks.data import common
 from split_tasks.data.cocojson import read_index
 from split_tasks.data.detaugment import ScaleJitter, fill, marked, pad
@@ -65,8 +65,9 @@ class Coco:
         owner = np.repeat(np.arange(len(self.index.files)), np.diff(self.index.starts))
         corners = _corners(self.index.boxes)
         area = np.minimum(corners[:, 2:], self.index.sizes[owner, ::-1]) > np.maximum(corners[:, :2], 0)
-        self._found = area.all(1) & ~self.index.crowd
-        self.dropped = int((~area.all(1)).sum())
+        self._flat = ~area.all(1)
+        self._found = ~self._flat & ~self.index.crowd
+        self.dropped = int(self._flat.sum())
         if self.dropped:
             logger.warning("%s: %d boxes have no area inside their image and are left out", path, self.dropped)
         # Neighbours in a file are often of one scene; the first hundred images must not be.
@@ -113,15 +114,17 @@ class Coco:
             )
         return Image(functional.pil_to_tensor(picture))
 
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """(kind, what) of everything that is left out or cannot be read; reads all pictures."""
-        if self.dropped:
-            yield "boxes without area in their image", str(self.dropped)
+    def problems(self) -> Iterator[Problem]:
+        """Boxes that are left out, and pictures that cannot be read or are of another size; reads all pictures."""
+        for row in np.flatnonzero(self._flat):
+            name = self.index.files[int(np.searchsorted(self.index.starts, row, side="right")) - 1]
+            box = self.index.boxes[row].tolist()
+            yield Problem("boxes without area in their image", f"{name}: {box}", fault=False)
         for number in range(len(self)):
             try:
                 self.picture(number)
             except PictureError as error:
-                yield "unreadable", str(error)
+                yield Problem("unreadable", str(error))
 
     def collate(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Pad the pictures of a batch to the canvas."""

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from split_core.errors import SplitError
 
 Array = NDArray[Any]
+SHOWN = 5
+"""Annotations of each fault that a message names."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +95,18 @@ def _index(
     owner = np.array([place.get(int(a["image_id"]), -1) for a in annotations], dtype=np.int64)
     kinds = np.array([int(a["category_id"]) for a in annotations], dtype=np.int64)
     boxes = np.array([a["bbox"] for a in annotations], dtype=np.float64).reshape(len(annotations), 4)
-    for wrong, what in (
-        (owner < 0, "belongs to no image"),
-        (~np.isin(kinds, list(names)), "is of no category"),
-        (~np.isfinite(boxes).all(1), "has a box that is no numbers"),
-    ):
-        if wrong.any():
-            raise SplitError(f"annotation {annotations[int(wrong.argmax())].get('id', '?')} {what}")
+    faults = [
+        f"{wrong.sum()} {what} (ids {', '.join(str(annotations[i].get('id', '?')) for i in wrong.nonzero()[0][:SHOWN])}"
+        + (" ...)" if wrong.sum() > SHOWN else ")")
+        for wrong, what in (
+            (owner < 0, "belong to no image"),
+            (~np.isin(kinds, list(names)), "are of no category"),
+            (~np.isfinite(boxes).all(1), "have a box that is no numbers"),
+        )
+        if wrong.any()
+    ]
+    if faults:
+        raise SplitError(f"of the annotations {'; '.join(faults)}")
     order = owner.argsort(kind="stable")
     areas = np.array([float(a.get("area", a["bbox"][2] * a["bbox"][3])) for a in annotations], dtype=np.float64)
     crowd = np.array([bool(a.get("iscrowd", 0)) for a in annotations], dtype=bool)
