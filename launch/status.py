@@ -5,20 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import sweep
 from jobs import submitted
 from split_core.errors import SplitError
 from split_core.resolve import CONFIG_FILE
-
-
-def state_of(run_dir: Path) -> str:
-    """finished, running, stopped or not started."""
-    from split_core.engine.lock import holder
-
-    if holder(run_dir) is not None:
-        return "running"
-    if (run_dir / "results.json").is_file():
-        return "finished"
-    return "stopped" if (run_dir / CONFIG_FILE).is_file() else "not started"
+from state import state_of
 
 
 def status(run_dir: Path) -> str:
@@ -27,8 +18,6 @@ def status(run_dir: Path) -> str:
     Raises:
         SplitError: there is neither in this folder.
     """
-    import sweep
-
     if (run_dir / sweep.SWEEP_FILE).is_file():
         return "\n".join([sweep.table(run_dir), *_jobs(run_dir)])
     if not (run_dir / CONFIG_FILE).is_file() and not submitted(run_dir):

@@ -14,6 +14,7 @@ from typing import Any
 
 from split_core.errors import SplitError
 from split_core.files import write_whole
+from state import state_of
 
 SWEEP_FILE = "sweep.json"
 
@@ -90,7 +91,6 @@ def table(run_dir: Path) -> str:
     """
     from split_core.engine.results import RESULTS, metric_of, read_results
     from split_core.engine.tables import Table, number, plus_minus
-    from status import state_of
 
     try:
         rows = json.loads((run_dir / SWEEP_FILE).read_text(encoding="utf-8"))["runs"]
