@@ -90,7 +90,7 @@ class Digits:
         items = [common.check_index(int(i), len(self)) for i in indices]
         pixels, label, mask = self.draw(items)
         images = common.normalise(torch.from_numpy(pixels)[:, None], self.context).contiguous()
-        target = {"label": torch.from_numpy(label), "mask": torch.from_numpy(mask)}
+        target: dict[str, Any] = {"label": torch.from_numpy(label), "mask": torch.from_numpy(mask)}
         target["segments"] = torch.from_numpy((mask * (label[:, None, None] + 1)).astype(np.uint8))
         boxes = torch.from_numpy(_ends(mask).astype(np.float32))
         target |= {"boxes": list(boxes[:, None]), "labels": list(target["label"][:, None])}
@@ -165,9 +165,9 @@ class Digits:
 
 def _ends(masks: Array) -> Array:
     """(b, 4) left, top, right, bottom of what is set in masks (b, H, W), right and bottom excluded."""
-    rows, cols = masks.any(axis=2), masks.any(axis=1)
-    first = [any_set.argmax(axis=1) for any_set in (cols, rows)]
-    last = [any_set.shape[1] - any_set[:, ::-1].argmax(axis=1) for any_set in (cols, rows)]
+    shadows: list[Array] = [np.asarray(masks.any(axis=axis)) for axis in (1, 2)]
+    first = [shadow.argmax(axis=1) for shadow in shadows]
+    last = [shadow.shape[1] - shadow[:, ::-1].argmax(axis=1) for shadow in shadows]
     return np.stack([*first, *last], axis=1)
 
 

@@ -126,7 +126,9 @@ def _as_coco(
     images: Sequence[tuple[Annotations, Array, Array, Array]], classes: Sequence[str], category_ids: Array
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Annotations file and results, in COCO's layout."""
-    described, annotations, results = [], [], []
+    described: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for number, (truth, boxes, scores, labels) in enumerate(images, start=1):
         identity = number if truth.image_id is None else truth.image_id
         described.append({"id": identity, "height": truth.size[0], "width": truth.size[1]})
