@@ -48,8 +48,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, RunConfig]:
 
 
 def python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a fresh interpreter that finds the launcher's modules."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(LAUNCH), *environment.values()])}
+    """Run code in a fresh interpreter that finds the launcher's modules, and everything that this one finds."""
+    own = filter(None, [os.environ.get("PYTHONPATH")])
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(LAUNCH), *environment.values(), *own])}
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=env, check=False
     )
