@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -13,6 +17,8 @@ from torch.nn import functional as F
 
 from split_core import resolve
 from split_core.engine import draw, evaluate, train
+from split_core.engine.session import Learner
+from split_core.engine.timing import parts
 from split_core.errors import SplitError
 from split_core.task import DataContext, ModelContext, TaskContext, repeat_target
 from split_core.wrapping import wrap
@@ -27,6 +33,14 @@ from split_tasks.vqa.reader import Answers
 from split_tasks.vqa.task import VisualQuestions
 from tiny import Everywhere, Logits, images, tiny_vit
 from vqa_models import BYTES, IMAGE, save_language, save_llava, tokenizer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_images_calibrate() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("calibration", "masks"):
+            patch.setattr(f"split_core.engine.{module}.CALIBRATION_IMAGES", 8)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +114,32 @@ def test_exact_is_what_greedy_decoding_writes(language: str) -> None:
         assert task.reader.answers(longer, visual).exact().tolist() == [1.0, 0.0]
 
 
+def test_a_fresh_projector_learns_to_point_at_words(language: str) -> None:
+    task, model = make_task(language, learn="words"), wrap(tiny_vit(num_classes=0), Logits(), rule="threshold")
+    target = {"question": ["a", "b"], "answer": ["no", "yo"]}
+    with torch.no_grad():
+        features = model.forward_features(images(2))
+        found = task.output(model, features, target)
+        table = task.reader.language.get_input_embeddings().weight
+        for index, tokens in enumerate(task.reader.projector(features.patches).split(features.layout.lengths)):
+            near = F.cosine_similarity(tokens.mean(0), table, dim=1) / 0.05
+            ids = task.tokenizer(f" {target['answer'][index]}")["input_ids"]
+            wanted = (
+                -near.log_softmax(0)[ids].mean() + (tokens.norm(dim=1) / table.norm(dim=1).mean() - 1).pow(2).mean()
+            )
+            torch.testing.assert_close(task.error(found, target)[index], wanted)
+            assert bool(task.score(found, target)[index]) == (int(near.argmax()) in ids)
+    rate = torch.optim.Adam(task.reader.projector.parameters(), 1e-2)
+    for _ in range(80):
+        loss = task.loss(task.output(model, features, target), target, features)
+        rate.zero_grad()
+        loss.backward()
+        rate.step()
+    assert task.score(task.output(model, features, target), target).tolist() == [1, 1]
+    with pytest.raises(SplitError, match=r"task.learn=words needs data with one answer"):
+        task.output(model, features, {"turns": [[("a", "b")]] * 2})
+
+
 def test_rollouts_share_the_questions(language: str) -> None:
     task, model = make_task(language), wrap(tiny_vit(num_classes=0), Everywhere())
     with torch.no_grad():
@@ -157,7 +197,7 @@ RUN: dict[str, Any] = {
     "budget": 0.7,
     "adapt": {"images": 8, "batch_size": 4, "dense_fraction": 0.25, "freeze": ["vit.head"]},
     "estimator": {"name": "ppo", "images": 8, "batch_size": 4, "rollouts": 2},
-    "eval": {"images": 4, "batch_size": 4, "methods": ["entropy"]},
+    "eval": {"images": 4, "batch_size": 4, "methods": ["dense", "entropy", "resize"]},
     "bench": {"batch_sizes": [2], "repeats": 1, "warmup": 0},
     "device": "cpu",
     "threads": 2,
@@ -171,18 +211,20 @@ def trained(language: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     folder = tmp_path_factory.mktemp("trained")
     Image.new("RGB", (90, 70), "teal").save(folder / "picture.png")
     settings = resolve.merge(RUN, {"run_dir": str(folder / "run"), "task": {"language": language}})
-    with pytest.MonkeyPatch.context() as patch:
-        for module in ("calibration", "masks"):
-            patch.setattr(f"split_core.engine.{module}.CALIBRATION_IMAGES", 8)
-        train.main(resolve.load(settings))
+    train.main(resolve.load(settings))
     return settings
 
 
 def test_a_run_through_the_engine(trained: dict[str, Any]) -> None:
     results = json.loads((Path(trained["run_dir"]) / "results.json").read_text())
     rows = {row["method"]: row for row in results["rows"]}
-    assert list(rows) == ["entropy", "xattn_warmstart", "xattn"]
+    assert list(rows) == ["dense", "entropy", "resize", "xattn_warmstart", "xattn"]
     assert 0 < rows["xattn"]["error"] < 20
+    for row in rows.values():
+        assert row["samples_per_s"] == pytest.approx(2 / (row["vision_s"] + row["prefill_s"] + row["decode_s"]))
+        assert {"prefill_speedup", "prefill_ideal", "patch_tokens"} < set(row["further"])
+    assert [rows[name]["patch_tokens"] for name in ("dense", "resize")] == [100, 64]
+    assert rows["resize"]["prefill_ideal"] > rows["dense"]["prefill_ideal"] == rows["dense"]["ideal_speedup"] == 1
 
 
 def test_a_question_about_a_picture_of_ones_own(trained: dict[str, Any]) -> None:
@@ -193,9 +235,8 @@ def test_a_question_about_a_picture_of_ones_own(trained: dict[str, Any]) -> None
 
 
 def test_a_question_file_is_answered(
-    trained: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trained: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("split_core.engine.calibration.CALIBRATION_IMAGES", 8)
     questions, answers = tmp_path / "questions.jsonl", tmp_path / "a.jsonl"
     rows = [{"question_id": i, "image": "picture.png", "text": f"what {i}?"} for i in range(3)]
     questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -205,6 +246,8 @@ def test_a_question_file_is_answered(
     assert [json.loads(line)["question_id"] for line in answers.read_text().splitlines()] == [0, 1, 2]
     assert answer.main([*command, "method=entropy"]) == 0
     assert "0 answered" in capsys.readouterr().out
+    assert answer.main([*command, "method=resize", f"answers={tmp_path / 'b.jsonl'}"]) == 0
+    assert "3 answered" in capsys.readouterr().out
     for wrong, message in (
         ("method=entropi", "Did you mean entropy?"),
         ("batch_size=0", "batch_size: "),
@@ -215,6 +258,54 @@ def test_a_question_file_is_answered(
         error = capsys.readouterr().err
         assert message in error
         assert error.count("\n") == 1
+
+
+def test_decoding_apart_is_what_generation_writes(language: str) -> None:
+    task, model = make_task(language, max_new_tokens=5), wrap(tiny_vit(num_classes=0), Logits(), rule="threshold")
+    with torch.no_grad():
+        features = model.forward_features(images(3))
+        batch = task.prompts({"question": [task.config.question] * 3}, features.layout.lengths)
+        assert not batch.mask.all()
+        options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
+        expected = task.reader.generate(batch, features.patches, **options)
+        assert torch.equal(task.beyond(model, features)["decode"](), expected)
+
+
+def test_flops_of_prefill_are_those_counted_by_hand(language: str) -> None:
+    task = make_task(language)
+    words = len(tokenize([("What is in the picture?", None)], task.template, task.tokenizer)[0]) + len("\n")
+    layer = 48 * 48 * 2 + 48 * 24 * 2 + 3 * 48 * 96  # q, o; k, v of half the heads; MLP
+
+    def wanted(visual: int) -> float:
+        n = visual + words
+        pairs = sum(range(1, n + 1))
+        return visual * 2 * (32 * 48 + 48 * 48) + n * 2 * 2 * layer + 2 * 4 * 48 * pairs + 2 * BYTES * 48
+
+    assert task.flops(16) == wanted(16)
+    assert task.flops(np.array([4, 9])).tolist() == [wanted(4), wanted(9)]
+
+
+def test_the_parts_of_an_answers_time(language: str) -> None:
+    task = make_task(language, max_new_tokens=2)
+    models = {"dense": Everywhere(), "coarse": Logits()}
+    learners = {
+        name: Learner(wrap(tiny_vit(num_classes=0), policy, budget=b, rule="image"), task)
+        for (name, policy), b in zip(models.items(), (1.0, 0.3), strict=True)
+    }
+    ticks = itertools.count()
+    rows = parts(learners, (images(2), None), repeats=1, warmup=1, clock=lambda: float(next(ticks)))
+    times = {f"{part}_s": 1.0 for part in ("vision", "prefill", "decode")}
+    same = {"samples_per_s": 2 / 3, "prefill_speedup": 1.0}
+    assert rows == {
+        "dense": {"patch_tokens": 16.0, "prefill_ideal": 1.0, **times, **same},
+        "coarse": {"patch_tokens": 4.0, "prefill_ideal": task.flops(16) / task.flops(4), **times, **same},
+    }
+    del learners["dense"]
+    assert set(parts(learners, (images(2), None), repeats=1, warmup=0, clock=time.perf_counter)["coarse"]) == {
+        "patch_tokens",
+        "samples_per_s",
+        *times,
+    }
 
 
 def turn(speaker: str, text: str) -> dict[str, str]:
@@ -241,10 +332,7 @@ def conversations(tmp_path: Path, count: int = 12) -> dict[str, Any]:
     return {"annotations": str(path), "root": str(tmp_path)}
 
 
-def test_a_llava_checkpoint_through_the_engine(
-    checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("split_core.engine.calibration.CALIBRATION_IMAGES", 8)
+def test_a_llava_checkpoint_through_the_engine(checkpoint: str, tmp_path: Path) -> None:
     run = {key: value for key, value in RUN.items() if key != "task"} | {
         "task": "vqa",
         "data": {"name": "llava", "val": 0.5, **conversations(tmp_path)},

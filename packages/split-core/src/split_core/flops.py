@@ -62,9 +62,16 @@ def backbone_flops(vit: Any, patches: Any, windows: Any = None) -> Any:
     return layer_flops(vit, [(patches, patches)] * depth, _pairs(windows, depth, within))
 
 
-def ideal_speedup(vit: Any, dense: int, flops: Any, windows: Any = None) -> float:
-    """F(N) over the mean of the images' `flops`: what their tokens promise."""
-    return float(backbone_flops(vit, dense, windows) / np.mean(flops))
+def ideal_speedup(vit: Any, dense: int, flops: Any, windows: Any = None, further: float = 0.0) -> float:
+    """F(N) over the mean of the images' `flops`: what their tokens promise.
+
+    Args:
+        dense: N, patches of an image.
+        flops: of each image.
+        windows: of the model's blocks, if some have them.
+        further: what follows the backbone costs for N tokens (`Task.flops`), if `flops` count it too.
+    """
+    return float((backbone_flops(vit, dense, windows) + further) / np.mean(flops))
 
 
 def _pairs(windows: Any, blocks: int, within: Any) -> list[Any]:

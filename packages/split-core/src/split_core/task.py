@@ -6,7 +6,7 @@ of a task (metric, target cells of objects for recall) hangs here too, so that t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -144,12 +144,14 @@ class Task(nn.Module):
     Attributes:
         metric_name: what `score` is called in results.
         model_head: the task reads the timm model's own head; without it the model is built without one.
+        output_name: what the work of `output` is called where it is timed apart.
         taps: numbers of the blocks whose output the task reads (`Features.taps`), rising; with any, the tokens after
             the final norm are not read. The session hands them to the model, whose `encode` then brings them along.
     """
 
     metric_name: str = ""
     model_head: ClassVar[bool] = True
+    output_name: ClassVar[str] = "head"
     taps: tuple[int, ...] = ()
 
     pretrained: bool = False
@@ -162,6 +164,14 @@ class Task(nn.Module):
             target: what the output may depend on (a question); None where images come alone, to be timed or drawn.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define output(model, features, target)")
+
+    def flops(self, tokens: Any) -> Any:
+        """FLOPs of `output` for an image of so many patch tokens (array or number), where they depend on them."""
+        return 0.0
+
+    def beyond(self, model: SplitViT | Reducer, features: Features) -> Mapping[str, Callable[[], object]]:
+        """Work that follows `output` when the model is used (decoding words), by name, ready to be timed apart."""
+        return {}
 
     def say(self, model: SplitViT | Reducer, features: Features, target: Target | None) -> list[str] | None:
         """A few words for under each image's picture, or None."""

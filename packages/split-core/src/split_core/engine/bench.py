@@ -29,7 +29,7 @@ from split_core.engine.methods import WARM, is_learned, method, named, policy_cl
 from split_core.engine.reference import dense_reference
 from split_core.engine.results import write_json
 from split_core.engine.session import Learner, Session, provenance
-from split_core.engine.timing import Run, Timing, interleave, stages
+from split_core.engine.timing import Clock, Run, Timing, interleave, stages
 from split_core.errors import SplitError
 from split_core.flops import forward_flops, ideal_speedup
 from split_core.model import SplitViT
@@ -73,13 +73,16 @@ class Variant:
 
 
 @torch.no_grad()
-def measure(learners: Mapping[str, Learner], shown: Shown, *, repeats: int, warmup: int) -> dict[str, Timing]:
+def measure(
+    learners: Mapping[str, Learner], shown: Shown, *, repeats: int, warmup: int, clock: Clock
+) -> dict[str, Timing]:
     """Time learners as they are on one batch, each between two runs of the dense timm model."""
     dense = dense_reference(next(iter(learners.values())))
     runs = {name: lambda _, learner=learner: learner(*shown) for name, learner in learners.items()}
     rounds = range(-warmup, repeats)
     images = shown[0]
-    return interleave(lambda _: dense(images), runs, rounds, batch=images.shape[0], device=images.device)[1]
+    size, device = images.shape[0], images.device
+    return interleave(lambda _: dense(images), runs, rounds, batch=size, device=device, clock=clock)[1]
 
 
 def main(config: RunConfig) -> None:
@@ -236,7 +239,8 @@ def _row(timing: Timing, described: Mapping[str, Any]) -> dict[str, Any]:
 
 def _describe(variant: Variant, batches: Sequence[Shown], repeats: int, warmup: int) -> dict[str, Any]:
     """Tokens and FLOPs of every image timed, seconds of the stages on the first batch, and the most memory."""
-    model, device = variant.learner.model, batches[0][0].device
+    model, task, device = variant.learner.model, variant.learner.task, batches[0][0].device
+    cells = _cells(model.vit)
     counts: list[int] = []
     fractions: list[float] = []
     flops: list[float] = []
@@ -247,13 +251,14 @@ def _describe(variant: Variant, batches: Sequence[Shown], repeats: int, warmup: 
             assert model.layout is not None
             counts.extend(model.layout.lengths)
             fractions.extend(model.layout.token_fraction.tolist())
-            flops.extend(forward_flops(model, model.layout).tolist())
+            further = task.flops(model.layout.counts.cpu().numpy())
+            flops.extend((forward_flops(model, model.layout) + further).tolist())
 
     peak = peak_gib(forwards, device)
     result: dict[str, Any] = {
         "token_fraction": sum(fractions) / len(fractions), "tokens_per_image": sum(counts) / len(counts),
         "tokens_range": [min(counts), max(counts)], "ideal_speedup": ideal_speedup(
-            model.vit, _cells(model.vit), flops, model.windows
+            model.vit, cells, flops, model.windows, task.flops(cells)
         ),
     }  # fmt: skip
     if isinstance(model.layout, Reduced):

@@ -25,7 +25,7 @@ from split_core.engine.loader import evaluation_batches, step_seed, to_device, v
 from split_core.engine.methods import WARM, Method, plan
 from split_core.engine.results import RESULTS, write_json
 from split_core.engine.session import Learner, Session, open_run, provenance
-from split_core.engine.timing import Timing
+from split_core.engine.timing import Timing, own_clock, parts
 from split_core.files import write_whole
 from split_core.flops import forward_flops, ideal_speedup
 from split_core.task import Metric
@@ -64,8 +64,10 @@ def run(session: Session) -> None:
     tallies, metrics, written = tally(session, methods, learners)
     if not session.ranks.main:
         return
-    speeds = speed(session, learners)
-    rows = [row(session, m, learners[m.name], tallies, speeds, metrics[m.name]) for m in methods]
+    speeds, parts = speed(session, learners)
+    rows = [
+        row(session, m, learners[m.name], tallies, speeds, metrics[m.name] | parts.get(m.name, {})) for m in methods
+    ]
     per_class = {name: found["per_class"] for name, found in metrics.items() if "per_class" in found}
     results = provenance() | {"rows": rows} | ({"per_class": per_class} if per_class else {})
     write_json(session.run_dir / RESULTS, results)
@@ -161,7 +163,7 @@ def _batch(
                 "error": error,
                 "fraction": task.per_image(layout.token_fraction * cells, target) / task.per_image(cells, target),
                 "tokens": layout.counts,
-                "flops": torch.from_numpy(forward_flops(model, layout)),
+                "flops": torch.from_numpy(forward_flops(model, layout) + task.flops(layout.counts.cpu().numpy())),
                 "filled": cells / (grid.cells[0] * grid.cells[1]),
                 "object_hits": counted(fine & on),
                 "object_cells": counted(on),
@@ -173,8 +175,9 @@ def _batch(
     return {key: (value / len(metrics)).cpu().numpy() for key, value in sums.items()}
 
 
-def speed(session: Session, learners: Mapping[str, Learner]) -> dict[str, Timing]:
-    """Whole-pipeline images/s of every method, interleaved, on one real batch."""
+def speed(session: Session, learners: Mapping[str, Learner]) -> tuple[dict[str, Timing], dict[str, dict[str, float]]]:
+    """Whole-pipeline images/s of every method, interleaved, on one real batch; and its parts, where the task has some
+    beyond its output."""
     config = session.config
     batch = next(
         evaluation_batches(
@@ -182,21 +185,25 @@ def speed(session: Session, learners: Mapping[str, Learner]) -> dict[str, Timing
         )
     )
     batch = to_device(batch, session.device)
+    images = batch["image"]
     timed = {name: learner for name, learner in learners.items() if not chooser(learner.model).analysis}
+    repeats, warmup, clock = config.bench.repeats, config.bench.warmup, own_clock(images.device)
     with session.accelerator.autocast():
-        shown = (batch["image"], valid_of(next(iter(learners.values())).model, batch))
-        return bench.measure(timed, shown, repeats=config.bench.repeats, warmup=config.bench.warmup)
+        shown = (images, valid_of(next(iter(learners.values())).model, batch))
+        whole = bench.measure(timed, shown, repeats=repeats, warmup=warmup, clock=clock)
+        return whole, parts(timed, shown, repeats=repeats, warmup=warmup, clock=clock)
 
 
 def row(
     session: Session, method: Method, learner: Learner, tallies: Mapping[str, Tally], speeds: Mapping[str, Timing],
-    metrics: Mapping[str, Any],
+    further: Mapping[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
-    """One line of results.json."""
+    """One line of results.json; `further`: what the task accumulated and its parts' times."""
     own = tallies[method.name]
     count = len(own.error)
     metric = learner.task.metric_name or "score"
-    grid = learner.model.embed.grid(tuple(learner.model.vit.patch_embed.img_size))
+    rows, cols = learner.model.embed.grid(tuple(learner.model.vit.patch_embed.img_size)).cells
+    further_flops = learner.task.flops(rows * cols)
     result = {
         "method": method.name, "rho": session.config.budget, "seed": session.config.seed, "images": count,
         "rule": "calibrated threshold" if method.calibrated and session.config.decision in (None, "threshold")
@@ -205,14 +212,14 @@ def row(
         f"{metric}_se": standard_error(own.score), "error": own.error.mean(),
         "object_recall": recall(own.object_hits, own.object_cells),
         "ideal_speedup": ideal_speedup(
-            learner.model.vit, grid.cells[0] * grid.cells[1], own.flops, learner.model.windows
+            learner.model.vit, rows * cols, own.flops, learner.model.windows, further_flops
         ),
     }  # fmt: skip
     if "estimator" in learner.facts and not method.name.endswith(WARM) and chooser(learner.model).learned:
         result |= {key: learner.facts[key] for key in ("estimator", "learned_images", "learned_seconds")}
-    further = {name: value for name, value in metrics.items() if not isinstance(value, Mapping)}
+    further = {name: value for name, value in further.items() if not isinstance(value, Mapping)}
     if own.filled.min() < 1:  # slack: padding saves tokens whatever the policy does
-        further["canvas_fraction"] = own.tokens.mean() / (grid.cells[0] * grid.cells[1])
+        further["canvas_fraction"] = own.tokens.mean() / (rows * cols)
     if own.boundary_cells.sum():
         further["boundary_recall"] = recall(own.boundary_hits, own.boundary_cells)
     result |= further | ({"further": list(further)} if further else {})

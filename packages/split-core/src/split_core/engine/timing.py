@@ -78,6 +78,12 @@ def interleave(
     return Timing(*_rates(batch, own), 1.0, (1.0, 1.0)), timings
 
 
+def own_clock(device: torch.device) -> Clock:
+    """Seconds of this process alone where an idle machine's clock would say the same, with one thread on a CPU: other
+    processes then only delay the measurement. The clock elsewhere."""
+    return time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+
+
 @torch.no_grad()
 def stages(
     learner: Learner, images: Float[Tensor, "b ch H W"], valid: Bool[Tensor, "b r c"] | None = None, *, repeats: int,
@@ -103,6 +109,53 @@ def stages(
     seconds = {name: statistics.median(values[warmup:]) for name, values in watch.taken.items()}
     seconds["blocks"] = max(0.0, seconds.pop("encode") - seconds["pack"])
     return {name: seconds[name] for name in STAGES}
+
+
+@torch.no_grad()
+def parts(
+    learners: Mapping[str, Learner], shown: tuple[Float[Tensor, "b ch H W"], Bool[Tensor, "b r c"] | None], *,
+    repeats: int, warmup: int, clock: Clock,
+) -> dict[str, dict[str, float]]:  # fmt: skip
+    """Where the time of a whole answer goes, if the task has work beyond its output; else nothing.
+
+    All methods take their turn on the same images, round after round.
+
+    Returns:
+        For each method the mean `patch_tokens` of an image, median seconds of a batch in the backbone (`vision_s`), the
+        task's output and what is beyond it (NAME_s), `samples_per_s` of all together, and where `dense` is among the
+        methods the output's speed-up over its own (median of the rounds' ratios) beside what the FLOPs promise
+        (NAME_speedup, NAME_ideal).
+    """
+    images, valid = shown
+    watches = {name: _Watch(images.device, clock) for name in learners}
+    counts: dict[str, Tensor] = {}
+    output = next(iter(learners.values())).task.output_name
+    for _ in range(warmup + repeats):
+        for name, learner in learners.items():
+            watch = watches[name]
+            with watch("vision"):
+                features = learner.model.forward_features(images, valid=valid)
+            with watch(output):
+                learner.task.output(learner.model, features)
+            beyond = learner.task.beyond(learner.model, features)
+            if not beyond:
+                return {}
+            for part, work in beyond.items():
+                with watch(part):
+                    work()
+            counts[name] = features.layout.counts.cpu()
+    taken = {name: {part: s[warmup:] for part, s in watch.taken.items()} for name, watch in watches.items()}
+    result = {}
+    for name, own in taken.items():
+        seconds = {part: statistics.median(values) for part, values in own.items()}
+        row = {"patch_tokens": float(counts[name].double().mean()), **{f"{k}_s": s for k, s in seconds.items()}}
+        row["samples_per_s"] = len(images) / sum(seconds.values())
+        if "dense" in taken:
+            ratios = [dense / mine for dense, mine in zip(taken["dense"][output], own[output], strict=True)]
+            flops = [float(learners[name].task.flops(counts[who].double().numpy()).mean()) for who in ("dense", name)]
+            row |= {f"{output}_speedup": statistics.median(ratios), f"{output}_ideal": flops[0] / flops[1]}
+        result[name] = row
+    return result
 
 
 class _Watch:

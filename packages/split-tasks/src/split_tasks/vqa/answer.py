@@ -82,13 +82,13 @@ def answer_batch(
     learner: Learner, task: VisualQuestions, batch: Sequence[Record], folder: Path, options: dict[str, Any]
 ) -> tuple[list[str], tuple[int, ...]]:
     """Answers, and the visual tokens of each image."""
-    model = learner.split
+    model = learner.model
     info, size = backbone_info(model.vit, stages=1, budget=None), tuple(model.vit.patch_embed.img_size)
-    channels = model.embed.proj.in_channels
+    channels = model.vit.patch_embed.proj.in_channels
     mean, std = info.mean[:channels], info.std[:channels]
     context = DataContext("test", image_size=(size[0], size[1]), mean=mean, std=std, in_chans=channels)
     pictures = [as_input(read_rgb(folder / question["image"]), context, (size[0], size[1])) for question in batch]
-    images = torch.stack(pictures).to(model.embed.proj.weight.device)
+    images = torch.stack(pictures).to(model.vit.patch_embed.proj.weight.device)
     features = model.forward_features(images)
     return task.answer(model, features, [question["text"] for question in batch], **options), features.layout.lengths
 

@@ -19,6 +19,9 @@ class VisualQuestionsConfig(PluginConfig):
         language: the frozen language model: smollm2 (from PyPI), a folder or a name on the hub; None for the one that
             comes with the model (model=llava).
         dtype: numbers that the language model computes with; auto is what its file has.
+        attention: its implementation, as transformers calls it (eager, sdpa ...); auto is transformers' own choice.
+        learn: what the projector learns from: the language model's loss on answers, or (words), as a cheap start for a
+            fresh one, where in the space of words an image should lie, for which the language model is not run.
         prompt: how a question is put: plain (Question: ... Answer:) or vicuna (LLaVA-1.5); None for vicuna where the
             language model comes with the model, else plain.
         max_tokens: longest sequence that is read, visual tokens included; training texts are cut there. None for the
@@ -30,6 +33,8 @@ class VisualQuestionsConfig(PluginConfig):
 
     language: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    attention: str = "auto"
+    learn: Literal["answers", "words"] = "answers"
     prompt: Literal["plain", "vicuna"] | None = None
     max_tokens: Count | None = None
     max_new_tokens: Count = 16

@@ -46,7 +46,7 @@ class Language:
 
 
 @lru_cache(maxsize=2)  # every method of a run shares it
-def load_language(name: str, dtype: str) -> Language:
+def load_language(name: str, dtype: str, attention: str = "auto") -> Language:
     """By name: smollm2, or a folder or a name on the hub.
 
     Raises:
@@ -55,7 +55,8 @@ def load_language(name: str, dtype: str) -> Language:
     source = str(smollm2()) if name == "smollm2" else name
     number: Any = dtype if dtype == "auto" else getattr(torch, dtype)
     with one_line(f"task.language: cannot load {name}"):
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=number)
+        chosen = None if attention == "auto" else attention
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=number, attn_implementation=chosen)
         return _frozen(model, AutoTokenizer.from_pretrained(source))
 
 

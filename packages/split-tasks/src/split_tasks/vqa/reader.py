@@ -125,6 +125,29 @@ class Reader(nn.Module):
         return Answers(logits, torch.full_like(rows, IGNORED), rows, len(rows))
 
     @torch.no_grad()
+    def decoding(
+        self, batch: Expanded, visual: Float[Tensor, "t d"] | None, words: int
+    ) -> Callable[[], Int[Tensor, "b words"]]:
+        """Reads the prompts now and returns what decodes exactly so many words after them, greedily, once: decoding
+        apart from prefill. The batch must be padded left."""
+        read = self.language(**self.inputs(batch, visual), use_cache=True, logits_to_keep=1)
+        cache, first = read.cache, read.logits[:, -1].argmax(-1)
+
+        def decode() -> Tensor:
+            mask, position, word, said = batch.mask.long(), batch.positions[:, -1:], first, [first]
+            for _ in range(words - 1):
+                mask, position = F.pad(mask, (0, 1), value=1), position + 1
+                step = self.language(
+                    input_ids=word[:, None], attention_mask=mask, position_ids=position, cache=cache,
+                    use_cache=True,
+                )  # fmt: skip
+                word = step.logits[:, -1].argmax(-1)
+                said.append(word)
+            return torch.stack(said, 1)
+
+        return decode
+
+    @torch.no_grad()
     def generate(self, batch: Expanded, visual: Float[Tensor, "t d"] | None, **options: Any) -> Int[Tensor, "b new"]:
         """New tokens only. `options` are those of transformers' generate; the batch must be padded left."""
         inputs = self.inputs(batch, visual)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Bool, Float
@@ -15,10 +15,12 @@ from split_core.task import Target, Task, TaskContext
 from split_core.types import Grid
 from split_tasks.objects import object_cells
 from split_tasks.vqa.configs import LlavaModelConfig, VisualQuestionsConfig
+from split_tasks.vqa.cost import prefill_flops
 from split_tasks.vqa.expand import Expanded, expand
 from split_tasks.vqa.language import Language, language_of_llava, load_language
 from split_tasks.vqa.prompts import TEMPLATES, Turn, tokenize, with_image
 from split_tasks.vqa.reader import Answers, Projector, Reader, visual_tokens
+from split_tasks.vqa.words import Pointing, point
 
 if TYPE_CHECKING:
     from split_core.features import Features
@@ -39,12 +41,13 @@ class VisualQuestions(Task):
 
     metric_name = "accuracy"
     model_head = False
+    output_name = "prefill"
 
     def __init__(self, config: VisualQuestionsConfig, context: TaskContext) -> None:
         super().__init__()
         self.config = config
         language = _language(config, getattr(context.backbone, "checkpoint", None))
-        self.tokenizer, self.whole = language.tokenizer, language.whole
+        self.language, self.tokenizer, self.whole = language, language.tokenizer, language.whole
         self.template = TEMPLATES[config.prompt or ("vicuna" if language.projector is not None else "plain")]
         projector = copy.deepcopy(language.projector)
         self.pretrained = projector is not None
@@ -52,8 +55,8 @@ class VisualQuestions(Task):
         self.reader = Reader(language.model, projector.float().requires_grad_(True), language.image_token)
         self.taps: tuple[int, ...] = getattr(context.backbone, "taps", ())
 
-    def output(self, model: SplitViT | Reducer, features: Features, target: Target | None = None) -> Answers:
-        """Logits at the answers' tokens.
+    def output(self, model: SplitViT | Reducer, features: Features, target: Target | None = None) -> Answers | Pointing:
+        """Logits at the answers' tokens; with `learn=words` how near the image is to the answer's words.
 
         Args:
             target: questions and answers; None asks the default question and learns no answer, for timing.
@@ -61,22 +64,37 @@ class VisualQuestions(Task):
         visual, counts = visual_tokens(features, model.vit, whole=self.whole)
         if target is None:
             target = {"question": [self.config.question] * features.batch}
+        elif self.config.learn == "words":
+            if "answer" not in target:
+                raise SplitError("task.learn=words needs data with one answer to each image: easy_vqa or composites")
+            return point(self.reader.projector(visual), counts, target["answer"], self.language)
         batch = self.prompts(target, counts).to(visual.device)
         if "answer" not in target and "turns" not in target:
             return self.reader.prefill(batch, visual)
         return self.reader.answers(batch, visual)
 
-    def error(self, output: Answers, target: Target) -> Float[Tensor, " b"]:
+    def error(self, output: Answers | Pointing, target: Target) -> Float[Tensor, " b"]:
         """The language model's mean loss over the tokens of each answer."""
         return output.error()
 
-    def score(self, output: Answers, target: Target) -> Float[Tensor, " b"]:
+    def score(self, output: Answers | Pointing, target: Target) -> Float[Tensor, " b"]:
         """1 where greedy decoding gives exactly the answer, else 0."""
         return output.exact()
 
     def metric(self) -> KindAccuracy:
         """Accuracy by kind of question."""
         return KindAccuracy()
+
+    def flops(self, tokens: Any) -> Any:
+        """Of the projector and of reading a prompt with the default question; see `split_tasks.vqa.cost`."""
+        words = int(self.prompts({"question": [self.config.question]}, [0]).mask.sum())
+        return prefill_flops(self.reader, tokens, words)
+
+    def beyond(self, model: SplitViT | Reducer, features: Features) -> dict[str, Callable[[], object]]:
+        """Decoding `max_new_tokens` words of an answer to the default question."""
+        visual, counts = visual_tokens(features, model.vit, whole=self.whole)
+        batch = self.prompts({"question": [self.config.question] * features.batch}, counts).to(visual.device)
+        return {"decode": self.reader.decoding(batch, visual, self.config.max_new_tokens)}
 
     def answer(
         self, model: SplitViT | Reducer, features: Features, questions: Sequence[str], **options: Any
@@ -123,7 +141,7 @@ class KindAccuracy:
     def __init__(self) -> None:
         self.counts: dict[str, list[float]] = {}
 
-    def update(self, output: Answers, target: Target) -> None:
+    def update(self, output: Answers | Pointing, target: Target) -> None:
         """Count a batch; a target without kinds counts nothing."""
         for kind, right in zip(target.get("kind", ()), output.exact().tolist(), strict=False):
             seen = self.counts.setdefault(kind, [0.0, 0.0])
@@ -171,4 +189,4 @@ def _language(config: VisualQuestionsConfig, checkpoint: Any) -> Language:
         return language_of_llava(checkpoint)
     if config.language is None:
         raise SplitError("task.language is needed: this model brings no language model. E.g. task.language=smollm2")
-    return load_language(config.language, config.dtype)
+    return load_language(config.language, config.dtype, config.attention)
