@@ -24,7 +24,7 @@ from status import status
 from usage import plugin_table, usage
 
 RECIPES = Path(__file__).parent / "recipes"
-DEFAULT_RECIPES = {"cls": "digits_cls", "seg": "digits_seg", "det": "digits_det", "vqa": "composites_vqa"}
+DEFAULT_RECIPES = {"cls": "digits_cls", "seg": "digits_seg", "det": "digits_det", "vqa": "easy_vqa"}
 """Task -> the recipe that a command without `recipe` starts from."""
 
 STOPPED = 75

@@ -260,6 +260,32 @@ def test_a_question_file_is_answered(
         assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "holds no question"),
+        ([{"question_id": 1, "image": "picture.png"}], "question 1: text is 'missing'"),
+        ([{"image": "picture.png", "text": "?"}], "question number 1: question_id is 'missing'"),
+        ([{"question_id": 1, "image": 5, "text": "?"}], "question 1: image is 5"),
+        ([{"question_id": 1, "image": "gone.png", "text": "?"}], "question 1: there is no picture "),
+        ([{"question_id": 1, "image": "picture.png", "text": "<image> <image>"}], "has 2 <image> for one picture"),
+        ([{"question_id": 1, "image": "picture.png", "text": "?"}] * 2, "the same question_id and text: 1, '?'"),
+    ],
+)
+def test_a_faulty_question_is_named_before_anything_is_written(
+    trained: dict[str, Any], rows: list[Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(trained["run_dir"]).parent
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = [f"run_dir={folder / 'run'}", f"questions={tmp_path / 'q.jsonl'}", f"images={folder}", "method=dense"]
+    assert answer.main([*command, f"answers={tmp_path / 'new' / 'a.jsonl'}"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+    assert answer.main([*command, f"answers={tmp_path}"]) == 2
+
+
 def test_decoding_apart_is_what_generation_writes(language: str) -> None:
     task, model = make_task(language, max_new_tokens=5), wrap(tiny_vit(num_classes=0), Logits(), rule="threshold")
     with torch.no_grad():

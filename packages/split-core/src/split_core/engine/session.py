@@ -196,7 +196,11 @@ class Session:
         learner = Learner(model.to(self.device), task.to(self.device))
         if config.init is not None:
             if not Path(config.init).is_file():
-                raise SplitError(f"init={config.init}: there is no such file; train the run that makes it first")
+                made = Path(config.init).parent.parent
+                raise SplitError(
+                    f"init={config.init}: there is no such file; train the run that makes it first, e.g. "
+                    f"recipe={made.name} run_dir={made}"
+                )
             load_weights(Path(config.init), learner.modules(), without=not_shared(model))
         return learner
 

@@ -32,6 +32,7 @@ from split_core.task import DataContext
 from split_core.wrapping import backbone_info
 from split_tasks.vqa.answers import AnswersFile
 from split_tasks.vqa.data.pictures import as_input
+from split_tasks.vqa.prompts import IMAGE
 from split_tasks.vqa.scoring.files import Record, read_jsonl
 from split_tasks.vqa.scoring.words import without_ocr
 from split_tasks.vqa.task import VisualQuestions
@@ -55,16 +56,14 @@ def answer_file(learner: Learner, questions: Sequence[Record], config: AnswerCon
     """Answer what has no answer yet; returns how many questions that were.
 
     Raises:
-        SplitError: a picture is missing, or a question has none; it is named.
+        SplitError: a question or its picture is not as it should be; it is named, and nothing is written.
     """
     task = learner.task
     if not isinstance(task, VisualQuestions):
         raise SplitError(f"run_dir={config.run_dir} is no run of task=vqa")
+    check_questions(questions, config)
     if not config.ocr:
         questions = [{**question, "text": without_ocr(question["text"])} for question in questions]
-    for question in questions:
-        if not question.get("image"):
-            raise SplitError(f"question {question.get('question_id')} has no image")
     file = AnswersFile(config.answers)
     left = file.left(questions)
     options = {} if config.max_new_tokens is None else {"max_new_tokens": config.max_new_tokens}
@@ -75,6 +74,25 @@ def answer_file(learner: Learner, questions: Sequence[Record], config: AnswerCon
             file.write(batch, texts)
             print(f"{len(file.done)}/{len(questions)}, {sum(counts) / len(counts):.0f} visual tokens", file=sys.stderr)
     return len(left)
+
+
+def check_questions(questions: Sequence[Record], config: AnswerConfig) -> None:
+    """Refuse what would fail only after an hour of answering.
+
+    Raises:
+        SplitError: no questions, or one without id, text or picture.
+    """
+    if not questions:
+        raise SplitError(f"questions={config.questions}: the file holds no question")
+    for number, question in enumerate(questions, start=1):
+        name = f"{config.questions}, question {question.get('question_id', f'number {number}')}"
+        for key, kind in (("question_id", (str, int)), ("text", str), ("image", str)):
+            if not isinstance(question.get(key), kind) or question[key] == "":
+                raise SplitError(f"{name}: {key} is {question.get(key, 'missing')!r}; LLaVA's question files have one")
+        if not (config.images / question["image"]).is_file():
+            raise SplitError(f"{name}: there is no picture {config.images / question['image']}")
+        if question["text"].count(IMAGE) > 1:
+            raise SplitError(f"{name}: its text has {question['text'].count(IMAGE)} {IMAGE} for one picture")
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from split_core.errors import SplitError
+from split_core.files import unwritable
 from split_tasks.vqa.scoring.files import Record
 
 Key = tuple[str, str]
@@ -56,9 +57,11 @@ class AnswersFile:
         Raises:
             SplitError: the file answers questions that are none of these.
         """
-        asked = {key_of(question) for question in questions}
-        if len(asked) < len(questions):
-            raise SplitError("two questions have the same question_id and text")
+        asked: set[Key] = set()
+        for key in map(key_of, questions):
+            if key in asked:
+                raise SplitError(f"two questions have the same question_id and text: {key[0]}, {key[1]!r}")
+            asked.add(key)
         other = sorted(self.done - asked)
         if other:
             raise SplitError(
@@ -69,10 +72,17 @@ class AnswersFile:
 
     @contextmanager
     def open(self) -> Iterator[AnswersFile]:
-        """For `write`; one process at a time."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab") as raw:
-            raw.truncate(self._whole)
+        """For `write`; one process at a time.
+
+        Raises:
+            SplitError: the file cannot be written.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab") as raw:
+                raw.truncate(self._whole)
+        except OSError as error:
+            raise unwritable(self.path, error) from error
         with self.path.open("a", encoding="utf-8") as file:
             self._file: TextIO = file
             yield self
