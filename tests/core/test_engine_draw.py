@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import split_core
-from split_core import wrap
+from split_core import Windows, wrap
 from split_core.engine.draw import own_picture
+from split_core.engine.loader import valid_of
 from split_core.engine.patchmap import LINE_OPACITY, draw, to_rgb
 from split_core.errors import SplitError
 from split_core.quadtree import build_layout, uniform_splits
@@ -114,14 +115,32 @@ def test_own_pictures_keep_their_proportions_and_the_model_s_pixels(
     tmp_path: Path, mode: str, size: tuple[int, int], channels: int
 ) -> None:
     Image.new(mode, size).save(tmp_path / "own.png")
-    image = own_picture(str(tmp_path / "own.png"), tiny_vit(in_chans=channels, img_size=128))
+    image = own_picture(str(tmp_path / "own.png"), wrap(tiny_vit(in_chans=channels, img_size=128), Logits()))["image"]
     height, width = image.shape[2:]
     assert image.shape[:2] == (1, channels)
     assert abs(height * width - 128**2) < 0.05 * 128**2
     assert width / height == pytest.approx(size[0] / size[1], rel=0.1)
 
 
+@pytest.mark.parametrize("size", [(640, 160), (90, 300), (50, 50)])
+def test_a_model_with_windows_sees_own_pictures_on_its_canvas(tmp_path: Path, size: tuple[int, int]) -> None:
+    Image.new("RGB", size, "white").save(tmp_path / "own.png")
+    model = wrap(
+        tiny_vit(img_size=64, class_token=False, global_pool="avg"), Logits(), windows=Windows(4), stages=1
+    ).eval()
+    batch = own_picture(str(tmp_path / "own.png"), model)
+    assert batch["image"].shape == (1, 3, 64, 64)
+    height, width = batch["size"][0].tolist()
+    assert max(height, width) == 64
+    assert width / height == pytest.approx(size[0] / size[1], rel=0.1)
+    assert not batch["image"][:, :, height:].any()
+    valid = valid_of(model, batch)
+    layout = model.decide(model.pyramid(batch["image"], valid), batch["image"])
+    patch = model.embed.patch_size[0]
+    assert int(layout.valid_cells) == -(-height // patch) * -(-width // patch)
+
+
 def test_a_file_that_is_no_picture_is_named(tmp_path: Path) -> None:
     (tmp_path / "own.png").write_text("not a picture")
     with pytest.raises(SplitError, match=r"draw\.image: .*own\.png"):
-        own_picture(str(tmp_path / "own.png"), tiny_vit())
+        own_picture(str(tmp_path / "own.png"), wrap(tiny_vit(), Logits()))

@@ -143,6 +143,12 @@ def test_matching_at_its_thresholds() -> None:
     assert match(truth, half[1:], high=0.5, low=0.3, best=True).tolist() == [0, NOTHING, NOTHING]
     assert match(truth[:0], half, high=0.5, low=0.3).tolist() == [NOTHING] * 4
     far = torch.tensor([[90.0, 90, 91, 91]])
+    flat = torch.cat([half[:1, :2], half[:1, :2] + torch.tensor([[0.0, 5]])], 1)
+    both = torch.cat([flat, truth[:1]])
+    boxes = torch.cat([half, flat])
+    assert match(both, boxes, high=0.5, low=0.3, best=True).tolist()[0] == 1, "an object without area takes nothing"
+    assert match(both, boxes, high=0.5, low=0.3, best=True).tolist()[-1] == NOTHING, "not even itself, 0 / 0"
+    assert match(flat, boxes, high=0.5, low=0.3, best=True).tolist() == [NOTHING] * 5
     assert match(far, half, high=0.7, low=0.3, best=True).tolist() == [NOTHING] * 4, "nobody touches it"
 
 

@@ -45,8 +45,9 @@ class GridTable(nn.Module):
         sources = self._sources()
         if not sources:
             return None
-        if torch.is_grad_enabled() and any(source.requires_grad for source in sources):
-            return self._resample(grid)  # the sources are being trained: they differ at every step
+        trained = torch.is_grad_enabled() or self.training  # a look runs without gradients while its table learns
+        if trained and any(source.requires_grad for source in sources):
+            return self._resample(grid)  # they differ at every step, whatever a sharded one's version says
         dtype = self.vit.patch_embed.proj.weight.dtype
         version = (dtype, *((t.data_ptr(), t._version, t.dtype, t.device) for t in sources))
         kept = self._kept.get(grid)

@@ -154,6 +154,9 @@ class Task(nn.Module):
     output_name: ClassVar[str] = "head"
     taps: tuple[int, ...] = ()
 
+    maps_error: ClassVar[bool] = False
+    """Its error has a place in the picture: `error_map` says where."""
+
     pretrained: bool = False
     """What it says means something before any training: its head came with the model."""
 

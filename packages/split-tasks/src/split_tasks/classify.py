@@ -82,6 +82,10 @@ class Classify(Task):
     def _labels(self, output: Tensor, target: Mapping[str, Any]) -> Int[Tensor, " b"]:
         if output.shape[-1] != self.classes:
             raise SplitError(f"the head has {output.shape[-1]} outputs and the data {self.classes} classes")
+        if "label" not in target:
+            raise SplitError(
+                "task=cls needs images with one class each, and this data set has none (boxes or masks alone)"
+            )
         labels: Tensor = target["label"]
         return labels
 

@@ -51,6 +51,7 @@ class Detect(Task):
 
     metric_name = "image_ap50"
     model_head = False
+    maps_error = True
 
     def __init__(self, config: DetectConfig, context: TaskContext) -> None:
         super().__init__()

@@ -70,6 +70,7 @@ class Segment(Task):
 
     metric_name = "image_miou"
     model_head = False
+    maps_error = True
 
     def __init__(self, config: SegmentConfig, context: TaskContext) -> None:
         super().__init__()

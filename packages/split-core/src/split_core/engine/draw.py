@@ -1,7 +1,8 @@
 """``do=draw``: where the tokens went, one column per method, on images of the data or on a picture of one's own.
 
 A picture of one's own is shrunk or enlarged with its proportions kept until it has about as many pixels as the
-model's own input, so that it is seen whole and at the token counts that the model was trained with.
+model's own input, so that it is seen whole and at the token counts that the model was trained with. A model with
+windows sees it on a canvas of its own size, whose rest makes no token.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from rich.console import Console
 from torch import Tensor
+from torch.nn import functional as F
 
 from split_core.config import RunConfig
 from split_core.engine.adapt import own_settings
@@ -33,6 +35,7 @@ from split_core.engine.session import Learner, Session
 from split_core.errors import SplitError
 from split_core.model import SplitViT
 from split_core.pictures import read_rgb
+from split_core.reducer import Reducer
 from split_core.wrapping import backbone_info
 
 SIDE, GAP, TOP, CAPTION, LEFT, DPI = 200, 10, 30, 22, 8, 100
@@ -69,10 +72,10 @@ def main(config: RunConfig) -> None:
     else:
         path = folder / f"draw_{Path(config.draw.image).stem}.png"
         any_model = next(iter(learners.values())).model
-        images = own_picture(config.draw.image, any_model.vit).to(session.device)
+        batch = to_device(own_picture(config.draw.image, any_model), session.device)
         target = None if config.draw.question is None else {"question": [config.draw.question]}
         shown = {n: x for n, x in learners.items() if not chooser(x.model).analysis}
-        save(columns(session, shown, images, target), path)
+        save(columns(session, shown, batch["image"], target, valid_of(any_model, batch)), path)
     Console().print(str(path), soft_wrap=True, markup=False, highlight=False)
 
 
@@ -161,8 +164,8 @@ def save(table: list[Column], path: Path) -> None:
         figure.savefig(path, dpi=DPI)
 
 
-def own_picture(path: str, vit: Any) -> Float[Tensor, "1 ch H W"]:
-    """A picture file as the model wants it: its channels, its normalisation, about its number of pixels.
+def own_picture(path: str, model: SplitViT | Reducer) -> dict[str, Tensor]:
+    """A batch of a picture file as the model wants it: its channels, its normalisation, about its number of pixels.
 
     Raises:
         SplitError: it cannot be read.
@@ -171,9 +174,13 @@ def own_picture(path: str, vit: Any) -> Float[Tensor, "1 ch H W"]:
         picture = read_rgb(path)
     except ValueError as error:
         raise SplitError(f"draw.image: {error}") from error
+    vit = model.vit
     height, width = vit.patch_embed.img_size
     unit = max(vit.patch_embed.patch_size)
-    factor = (height * width / (picture.width * picture.height)) ** 0.5
+    if model.windows is None:
+        factor = (height * width / (picture.width * picture.height)) ** 0.5
+    else:
+        factor = min(height / picture.height, width / picture.width)
     sides = [max(2 * unit, round(side * factor)) for side in picture.size]
     picture = picture.resize((sides[0], sides[1]), Image.Resampling.BICUBIC, reducing_gap=3.0)
     channels = vit.patch_embed.proj.in_channels
@@ -181,7 +188,11 @@ def own_picture(path: str, vit: Any) -> Float[Tensor, "1 ch H W"]:
     image = torch.from_numpy(values).view(sides[1], sides[0], channels).permute(2, 0, 1)
     info = backbone_info(vit, stages=1, budget=None)
     mean, std = (torch.tensor(v[:channels]).view(-1, 1, 1) for v in (info.mean, info.std))
-    return ((image - mean) / std)[None]
+    pixels = ((image - mean) / std)[None]
+    if model.windows is None:
+        return {"image": pixels}
+    right, below = width - pixels.shape[3], height - pixels.shape[2]
+    return {"image": F.pad(pixels, (0, right, 0, below)), "size": torch.tensor([pixels.shape[2:]])}
 
 
 def _learners(session: Session) -> dict[str, Learner]:

@@ -17,7 +17,8 @@ from split_core.files import write_whole
 def main(config: RunConfig) -> Path:
     """Write the timm state dict of export.method (the run's own policy by default) to export.out.
 
-    The pyramid's own layers, the task's auxiliary layers and the policy are not part of a timm model and stay out.
+    The pyramid's own layers, the task's auxiliary layers and the policy are not part of a timm model and stay out. So
+    do windows, which timm's blocks do not know; the file's metadata has them.
 
     Raises:
         SplitError: no such method in the run, its weights are missing, or export.out exists.
@@ -30,9 +31,11 @@ def main(config: RunConfig) -> Path:
         out = Path(config.export.out or session.run_dir / "export" / f"{name}.safetensors")
         if out.exists():
             raise SplitError(f"export.out={out} exists; choose another, or delete it")
-        vit = deployed(session, methods[name]).model.unwrap()
+        model = deployed(session, methods[name]).model
+        vit = model.unwrap()
         state = {key: value.contiguous().cpu() for key, value in vit.state_dict().items()}
         facts = {"run": session.run_dir.name, "model": str(config.model), "source": methods[name].source}
+        facts |= {} if model.windows is None else {"windows": str(model.windows)}
         write_whole(out, save(state, metadata=facts))
     print(out)
     return out

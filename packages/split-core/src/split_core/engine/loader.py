@@ -6,10 +6,13 @@ Nothing here has state to save: the samples of step t, and the seed of everythin
 
 from __future__ import annotations
 
+import random
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool
 from torch.utils.data import DataLoader, Sampler
@@ -65,12 +68,68 @@ class StepSampler(Sampler[list[int]]):
         return torch.randperm(self.length, generator=generator).tolist()
 
 
+Place = tuple[int, int]
+"""Number of a sample, and where it stands in the order in which all processes of a run see samples."""
+
+
+class Drawn:
+    """A data set whose random augmentation follows from (seed, place in the run): whoever makes a sample, a worker or
+    another process, makes the same, and so does a resumed run. Augmentation draws from the global generators.
+    """
+
+    def __init__(self, data: Dataset, seed: int) -> None:
+        self.data, self.seed = data, seed
+
+    def __getitems__(self, places: Sequence[Place]) -> list[dict[str, Any]]:
+        together = getattr(self.data, "__getitems__", None)
+        if together is not None:
+            with self._seeded(places[0]):
+                samples: list[dict[str, Any]] = together([number for number, _ in places])
+                return samples
+        return [self[place] for place in places]
+
+    def __getitem__(self, place: Place) -> dict[str, Any]:
+        with self._seeded(place):
+            return self.data[place[0]]
+
+    @contextmanager
+    def _seeded(self, place: Place) -> Iterator[None]:
+        """Global generators set for one sample, and afterwards as they were."""
+        before = random.getstate(), np.random.get_state()  # noqa: NPY002 (what timm's transforms draw from)
+        seed = step_seed(self.seed, "augment", place[1])
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)  # noqa: NPY002
+            try:
+                yield
+            finally:
+                random.setstate(before[0])
+                np.random.set_state(before[1])  # noqa: NPY002
+
+
+class _Places(Sampler[list[Place]]):
+    """The batches of a `StepSampler`, each sample with its place."""
+
+    def __init__(self, sampler: StepSampler) -> None:
+        self.sampler = sampler
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[list[Place]]:
+        own = self.sampler
+        for step, numbers in zip(own.steps, own, strict=True):
+            start = (step * own.world + own.rank) * own.batch_size
+            yield [(number, start + i) for i, number in enumerate(numbers)]
+
+
 def training_batches(
     data: Dataset, batch_size: int, steps: range, *, seed: int, workers: int = 0, rank: int = 0, world: int = 1
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """(step, batch) for every step in `steps`; batches are {"image": (b, c, H, W), "target": ...}."""
     sampler = StepSampler(len(data), batch_size, steps, seed=seed, rank=rank, world=world)
-    return zip(steps, _loader(data, sampler, workers), strict=True)
+    return zip(steps, _loader(data, Drawn(data, seed), _Places(sampler), workers), strict=True)
 
 
 def evaluation_batches(
@@ -82,14 +141,15 @@ def evaluation_batches(
     """
     numbers = [number for number in samples if number < len(data)]
     batches = [numbers[i : i + batch_size] for i in range(0, len(numbers), batch_size)]
-    yield from _loader(data, batches[rank::world], workers)
+    yield from _loader(data, data, batches[rank::world], workers)
 
 
-def _loader(data: Any, batches: Iterable[list[int]], workers: int) -> Iterable[dict[str, Any]]:
+def _loader(data: Any, read: Any, batches: Iterable[list[Any]], workers: int) -> Iterable[dict[str, Any]]:
+    """Batches of `data`, whose samples `read` makes."""
     # A child process that inherits a busy thread pool can hang, so workers start afresh.
     context = "spawn" if workers else None
     loader = DataLoader(
-        data, batch_sampler=batches, num_workers=workers, collate_fn=data.collate, multiprocessing_context=context
+        read, batch_sampler=batches, num_workers=workers, collate_fn=data.collate, multiprocessing_context=context
     )
     return map(data.note, loader) if isinstance(data, Tolerant) else loader
 

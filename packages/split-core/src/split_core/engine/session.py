@@ -251,13 +251,28 @@ def open_run(config: RunConfig) -> Session:
             f"eval.calibrate=test needs more images than are evaluated: {config.eval.split} has "
             f"{len(session.data(config.eval.split))} and eval.images is {config.eval.images}"
         )
-    model = session.learner(config.policy).model
+    learner = session.learner(config.policy)
+    _check_error(config, learner.task)
+    model = learner.model
     grid = model.embed.grid(tuple(model.vit.patch_embed.img_size))
     check_waste(grid)
     for budget in (config.budget, *(config.adapt.budget_range or ())):
         check_reachable(budget, grid)
     session.ranks.same(lambda: claim(session))
     return session
+
+
+def _check_error(config: RunConfig, task: Task) -> None:
+    """Refuse what the task's error cannot do now, not after the fine-tuning of every method."""
+    if config.error == "distill" and type(task).distance is Task.distance:
+        raise SplitError(f"error=distill: {type(task).__name__} defines no distance between outputs; use error=task")
+    if getattr(config.settings("estimator"), "reach", None) is not None and not (
+        task.maps_error and config.error == "task"
+    ):
+        raise SplitError(
+            "estimator.reach: the error of this run has no place in the picture (tasks seg and det with error=task have"
+            " one); use estimator.reach=null"
+        )
 
 
 def claim(session: Session) -> None:

@@ -20,6 +20,7 @@ from split_tasks.data.cocojson import read_index
 from split_tasks.data.detaugment import ScaleJitter, fill, marked, pad
 from split_tasks.detection.average_precision import Annotations
 from split_tasks.detection.configs import CocoConfig
+from split_tasks.detection.geometry import has_area
 
 logger = logging.getLogger(__name__)
 SIZE = (1024, 1024)
@@ -63,7 +64,7 @@ class Coco:
         if self.split != "train" and read_index(train).category_ids != self.category_ids:
             raise SplitError(f"data.annotations: the categories of {path} are not those of {train}")
         owner = np.repeat(np.arange(len(self.index.files)), np.diff(self.index.starts))
-        corners = _corners(self.index.boxes)
+        corners = _corners(self.index.boxes).astype(np.float32)  # as they will be used
         area = np.minimum(corners[:, 2:], self.index.sizes[owner, ::-1]) > np.maximum(corners[:, :2], 0)
         self._flat = ~area.all(1)
         self._found = ~self._flat & ~self.index.crowd
@@ -93,6 +94,8 @@ class Coco:
             height, width = image.shape[-2:]
             image, boxes = fill(image, boxes, self.size)
             scale = (image.shape[1] / height, image.shape[2] / width)
+            left = has_area(boxes.as_subclass(Tensor))  # at this size, in float32
+            boxes, labels = boxes[left], labels[left]
             if self.split != "train":
                 target["annotations"] = self._annotations(number, scale)
         pixels = common.normalise(image.as_subclass(Tensor)[None].float() / 255, self.context)[0]

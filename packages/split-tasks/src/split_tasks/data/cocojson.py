@@ -78,7 +78,7 @@ def _read(path: Path, changed: int, size: int) -> Index:
         return _index(images, annotations, categories)
     except SplitError as error:
         raise SplitError(f"data.annotations: {path}: {error}") from None
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise SplitError(f"data.annotations: {path}: an entry lacks or mistypes a field: {error!r}") from None
 
 
@@ -96,8 +96,7 @@ def _index(
     kinds = np.array([int(a["category_id"]) for a in annotations], dtype=np.int64)
     boxes = np.array([a["bbox"] for a in annotations], dtype=np.float64).reshape(len(annotations), 4)
     faults = [
-        f"{wrong.sum()} {what} (ids {', '.join(str(annotations[i].get('id', '?')) for i in wrong.nonzero()[0][:SHOWN])}"
-        + (" ...)" if wrong.sum() > SHOWN else ")")
+        f"{wrong.sum()} {what} (ids {_named(annotations, wrong)})"
         for wrong, what in (
             (owner < 0, "belong to no image"),
             (~np.isin(kinds, list(names)), "are of no category"),
@@ -117,3 +116,8 @@ def _index(
         np.searchsorted(owner[order], np.arange(len(images) + 1)), boxes[order], kinds[order], areas[order],
         crowd[order], tuple(names[i] for i in ids), ids,
     )  # fmt: skip
+
+
+def _named(annotations: Sequence[dict[str, Any]], wrong: Any) -> str:
+    shown = [str(annotations[i].get("id", "?")) for i in np.flatnonzero(wrong)[:SHOWN]]
+    return ", ".join(shown) + (" ..." if wrong.sum() > SHOWN else "")

@@ -92,4 +92,4 @@ class CocoConfig(PluginConfig):
     def place(self, kind: Literal["images", "annotations"], split: str) -> Path:
         """Folder of the pictures or file of the boxes of a split."""
         name = "train" if split == "train" else "val"
-        return self.root.expanduser() / getattr(self, kind).format(split=name)
+        return self.root.expanduser() / getattr(self, kind).replace("{split}", name)

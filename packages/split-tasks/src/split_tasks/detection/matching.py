@@ -30,9 +30,14 @@ def match(
     if not len(truth) or not len(boxes):
         return torch.full((len(boxes),), NOTHING, device=boxes.device)
     overlap = box_iou(truth, boxes)
-    found: Tensor = Matcher(high, low, allow_low_quality_matches=best)(overlap)
-    # An object that no box touches would take all boxes, each with an overlap of nothing.
-    return found.masked_fill(overlap.amax(0) == 0, NOTHING)
+    # An object that no box touches would take all boxes, each with an overlap of nothing; one without area overlaps
+    # itself by 0 / 0.
+    touched = (overlap.amax(1) > 0).nonzero()[:, 0]
+    if not len(touched):
+        return torch.full((len(boxes),), NOTHING, device=boxes.device)
+    found: Tensor = Matcher(high, low, allow_low_quality_matches=best)(overlap[touched])
+    found = torch.where(found >= 0, touched[found.clamp_min(0)], found)
+    return found.masked_fill(overlap[touched].amax(0) == 0, NOTHING)
 
 
 def weights(
