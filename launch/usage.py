@@ -6,7 +6,9 @@ import inspect
 import json
 import re
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
@@ -71,7 +73,9 @@ def plugin_table() -> str:
 
 def _recipes(folder: Path) -> Iterator[tuple[str, ...]]:
     for name, path in resolve.recipes(folder).items():
-        yield f"recipe={name}", path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+        lines = path.read_text(encoding="utf-8").splitlines()
+        said = " ".join(line.lstrip("# ") for line in takewhile(lambda line: line.startswith("#"), lines))
+        yield f"recipe={name}", shorten(re.split(r"; |\. (?=[A-Z][a-z])", said)[0], 120, placeholder=" ...")
 
 
 def _settings(prefix: str, schema: type[BaseModel]) -> Iterator[tuple[str, str, str]]:
