@@ -126,13 +126,19 @@ def count_resampling(table: PositionTable, monkeypatch: pytest.MonkeyPatch) -> l
 
 
 def test_rows_are_kept_while_the_table_stays_the_same(table: PositionTable, monkeypatch) -> None:
-    calls = count_resampling(table, monkeypatch)
+    calls = count_resampling(table.eval(), monkeypatch)
     with torch.no_grad():
         first, second = table.patches(GRID), table.patches(GRID)
     assert first is second
     assert len(calls) == 1
+    with torch.no_grad():  # a look while its table learns
+        assert table.train().patches(GRID) is not table.patches(GRID)
+    first = table.eval().patches(GRID).detach()
     table.vit.requires_grad_(False)
-    assert table.patches(GRID) is first  # frozen: gradients are enabled, but not for the table
+    kept = table.patches(GRID)
+    assert table.train().eval().patches(GRID) is not kept  # switching the mode drops it
+    assert table.patches(GRID) is table.patches(GRID)  # frozen: gradients are enabled, but not for the table
+    torch.testing.assert_close(table.patches(GRID), first)
 
 
 def step(table: PositionTable) -> None:

@@ -100,7 +100,7 @@ def test_rotating_is_a_rotation_of_each_pair(half: bool) -> None:
 
 
 def test_rows_are_kept_until_the_frequencies_change() -> None:
-    table = RopeTable(tiny_vit("rope_mixed"))
+    table = RopeTable(tiny_vit("rope_mixed")).eval()
     with torch.no_grad():
         kept = table.cells(GRID)
         assert table.cells(GRID) is kept

