@@ -50,9 +50,12 @@ def gather(runs: Sequence[str], title: str) -> dict[str, Any]:
 
 
 def learner(run: Path, own: Row) -> str:
-    """What learned: the estimator, and how it relaxes splits where it does."""
+    """What learned: the estimator, and how it relaxes splits or how often it fits a batch, where it does."""
     settings = resolve.read_recipe(run / resolve.CONFIG_FILE)["estimator"]
-    return str(own["estimator"]) + (f" ({settings['relax']})" if "relax" in settings else "")
+    name = str(own["estimator"])
+    if "relax" in settings:
+        return f"{name} ({settings['relax']})"
+    return f"{name} ({settings['repeats']} fits)" if "repeats" in settings else name
 
 
 def aggregate(rows: Sequence[Row], metric: str) -> list[dict[str, Any]]:
