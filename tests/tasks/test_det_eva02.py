@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
+from eva02_official import official_block
 from split_core import Windows, load_pretrained, wrap
 from split_core.engine.reference import windowed
 from split_core.errors import SplitError
@@ -32,16 +33,7 @@ def official() -> dict[str, torch.Tensor]:
         "rope_glb.freqs_sin": (64, 16),
     }  # fmt: skip
     for n in range(DEPTH):
-        block = {
-            "norm1.weight": (DIM,), "norm1.bias": (DIM,), "norm2.weight": (DIM,), "norm2.bias": (DIM,),
-            "attn.q_bias": (DIM,), "attn.v_bias": (DIM,), "attn.q_proj.weight": (DIM, DIM),
-            "attn.k_proj.weight": (DIM, DIM), "attn.v_proj.weight": (DIM, DIM), "attn.proj.weight": (DIM, DIM),
-            "attn.proj.bias": (DIM,), "attn.rope.freqs_cos": (16, 16), "attn.rope.freqs_sin": (16, 16),
-            "mlp.w1.weight": (HIDDEN, DIM), "mlp.w1.bias": (HIDDEN,), "mlp.w2.weight": (HIDDEN, DIM),
-            "mlp.w2.bias": (HIDDEN,), "mlp.ffn_ln.weight": (HIDDEN,), "mlp.ffn_ln.bias": (HIDDEN,),
-            "mlp.w3.weight": (DIM, HIDDEN), "mlp.w3.bias": (DIM,),
-        }  # fmt: skip
-        shapes |= {f"blocks.{n}.{key}": shape for key, shape in block.items()}
+        shapes |= {f"blocks.{n}.{key}": shape for key, shape in official_block(DIM, HIDDEN).items()}
     heads: dict[str, tuple[int, ...]] = {
         "backbone.simfp_2.0.weight": (DIM, DIM // 2, 2, 2),
         "proposal_generator.rpn_head.conv.conv0.weight": (8, 8, 3, 3),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from eva02_official import official_block
 from split_core import wrap
 from split_core.engine.reference import dense_reference
 from split_core.engine.session import Learner
@@ -34,16 +35,7 @@ def official() -> dict[str, torch.Tensor]:
         "backbone.rope.freqs_cos": (16, 16), "backbone.rope.freqs_sin": (16, 16),
     }  # fmt: skip
     for n in range(DEPTH):
-        block = {
-            "norm1.weight": (DIM,), "norm1.bias": (DIM,), "norm2.weight": (DIM,), "norm2.bias": (DIM,),
-            "attn.q_bias": (DIM,), "attn.v_bias": (DIM,), "attn.q_proj.weight": (DIM, DIM),
-            "attn.k_proj.weight": (DIM, DIM), "attn.v_proj.weight": (DIM, DIM), "attn.proj.weight": (DIM, DIM),
-            "attn.proj.bias": (DIM,), "attn.rope.freqs_cos": (16, 16), "attn.rope.freqs_sin": (16, 16),
-            "mlp.w1.weight": (HIDDEN, DIM), "mlp.w1.bias": (HIDDEN,), "mlp.w2.weight": (HIDDEN, DIM),
-            "mlp.w2.bias": (HIDDEN,), "mlp.ffn_ln.weight": (HIDDEN,), "mlp.ffn_ln.bias": (HIDDEN,),
-            "mlp.w3.weight": (DIM, HIDDEN), "mlp.w3.bias": (DIM,),
-        }  # fmt: skip
-        shapes |= {f"backbone.blocks.{n}.{key}": shape for key, shape in block.items()}
+        shapes |= {f"backbone.blocks.{n}.{key}": shape for key, shape in official_block(DIM, HIDDEN).items()}
     for key in ("fpn1.0", "fpn1.3", "fpn2.0"):
         shapes |= {f"backbone.{key}.weight": (DIM, DIM, 2, 2), f"backbone.{key}.bias": (DIM,)}
     shapes |= norm("backbone.fpn1.1", DIM)

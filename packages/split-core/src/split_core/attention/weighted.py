@@ -75,12 +75,8 @@ def with_log_weight(
     The head width grows to the next multiple of 8, which kernels want; the added channels of v are zero, to be cut off.
     """
     extra = (-q.shape[-1] - 1) % 8 + 1
-    column = (
-        (log_weight / scale)
-        .clamp(min=torch.finfo(k.dtype).min / 4)
-        .to(k.dtype)[:, None, None]
-        .expand(-1, k.shape[1], 1)
-    )
+    bias = (log_weight / scale).clamp(min=torch.finfo(k.dtype).min / 4).to(k.dtype)
+    column = bias[:, None, None].expand(-1, k.shape[1], 1)
     k = F.pad(torch.cat([k, column], -1), (0, extra - 1))
     q = F.pad(F.pad(q, (0, 1), value=1.0), (0, extra - 1))
     return q, k, F.pad(v, (0, extra))

@@ -27,7 +27,7 @@ from split_core.errors import SplitError
 from split_core.learn.config import PPOConfig
 from split_core.learn.dual import Dual, token_price
 from split_core.learn.estimator import ErrorMapOf, ErrorOf, Estimator, EstimatorContext, Lesson
-from split_core.learn.surroundings import surroundings
+from split_core.learn.surroundings import Surroundings, surroundings
 from split_core.model import SplitViT
 from split_core.quadtree import build_layout
 from split_core.types import Pyramid, Splits
@@ -46,7 +46,7 @@ class Rollouts:
         error, fraction: (K, b) E(x, M) and P(x, M).
         score: (K, b) sum of m_i - p_i over the decisions taken.
         deployed: (b,) token fraction of the policy's own 0.5 threshold.
-        near_error, near_fraction: (K, b, n) what each decision answers for, if not for the whole image.
+        near: what each decision of the K * b partitions answers for, if not for the whole image.
     """
 
     splits: Splits
@@ -55,14 +55,12 @@ class Rollouts:
     fraction: Float[Tensor, "k b"]
     score: Float[Tensor, "k b"]
     deployed: Float[Tensor, " b"]
-    near_error: Float[Tensor, "k b n"] | None = None
-    near_fraction: Float[Tensor, "k b n"] | None = None
+    near: Surroundings | None = None
 
     def cost(self, weight: float) -> Float[Tensor, "k b g"]:
         """C, one for each image or, with surroundings, for each decision."""
-        if self.near_error is not None and self.near_fraction is not None:
-            return (self.near_error + weight * self.near_fraction) / (1 + weight)
-        return ((self.error + weight * self.fraction) / (1 + weight))[..., None]
+        error, fraction = (self.error, self.fraction) if self.near is None else (self.near.error, self.near.fraction)
+        return ((error + weight * fraction) / (1 + weight)).view(*self.error.shape, -1)
 
 
 class PPO(Estimator):
@@ -160,16 +158,15 @@ def sample_rollouts(
     splits = Decision("sample")(repeated, pyramid.grid, valid, generator)
     layout = build_layout(splits, valid)
     error = error_of(model.encode(pyramid, layout))
-    near = {}
-    shape = (times, pyramid.batch)
+    near = None
     if reach is not None:
         if error is None:
             raise SplitError("estimator.reach: the error of this run has no place in the picture; use reach=null")
-        around = surroundings(error, layout, reach)
+        near = surroundings(error, layout, reach)
         error = error.float().flatten(1).sum(1) / layout.valid_cells
-        near = {"near_error": around.error.view(*shape, -1), "near_fraction": around.fraction.view(*shape, -1)}
     assert error is not None
     deployed = build_layout(Decision("threshold")(logits, pyramid.grid, pyramid.valid), pyramid.valid)
+    shape = (times, pyramid.batch)
     return Rollouts(
         splits=splits,
         log_probs=log_probs(logits, splits, pyramid.valid).view(*shape, -1),
@@ -177,7 +174,7 @@ def sample_rollouts(
         fraction=layout.token_fraction.view(shape),
         score=_score(logits, splits, pyramid.valid).view(shape),
         deployed=deployed.token_fraction,
-        **near,
+        near=near,
     )
 
 

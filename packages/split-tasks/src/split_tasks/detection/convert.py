@@ -11,14 +11,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from split_core.errors import SplitError
-from split_tasks.data.cache import whole_file
-from split_tasks.models.weights import read_weights
+from split_tasks.models.eva02_names import convert_file
 
 BACKBONE = "backbone.net."
 DROPPED = ("roi_heads.mask_head.", "proposal_generator.anchor_generator.", "pixel_mean", "pixel_std")
@@ -73,19 +70,9 @@ def _place(key: str, convs: int) -> str | None:
 
 def main(arguments: Sequence[str]) -> int:
     """Convert one file; returns the exit code."""
-    if len(arguments) != 2:
-        print("usage: python -m split_tasks.detection.convert CHECKPOINT.pth DETECTOR.safetensors", file=sys.stderr)
-        return 2
-    try:
-        state = convert(read_weights(Path(arguments[0])))
-    except SplitError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    path = Path(arguments[1])
-    with whole_file(path) as work:
-        save_file(state, work)
-    print(f"{path}  {len(state)} tensors")
-    return 0
+    return convert_file(
+        "detection.convert", "DETECTOR.safetensors", arguments, lambda state, path: {path: convert(state)}
+    )
 
 
 if __name__ == "__main__":

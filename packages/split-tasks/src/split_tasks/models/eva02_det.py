@@ -63,7 +63,10 @@ def patch_rows(table: Tensor) -> Tensor:
 
 def main(arguments: Sequence[str]) -> int:
     """Convert one file; returns the exit code."""
-    return convert_file("eva02_det", arguments, lambda state: {"backbone": convert(state)[0]})
+    return convert_file(
+        "models.eva02_det", "FOLDER", arguments,
+        lambda state, folder: {folder / "backbone.safetensors": convert(state)[0]},
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from split_core.errors import SplitError
 from split_tasks.data.cache import whole_file
 from split_tasks.models.weights import read_weights
 
-Convert = Callable[[Mapping[str, Tensor]], Mapping[str, dict[str, Tensor]]]
-"""Tensors of a checkpoint -> tensors of each part."""
+Convert = Callable[[Mapping[str, Tensor], Path], Mapping[Path, dict[str, Tensor]]]
+"""Tensors of a checkpoint, and the target -> what each file is to hold."""
 ROTARY = re.compile(r"(blocks\.\d+\.attn\.)?rope(_win|_glb)?\.")
 BLOCK = {
     "attn.q_bias": "attn.q_proj.bias", "attn.v_bias": "attn.v_proj.bias", "mlp.w1.": "mlp.fc1_g.",
@@ -37,26 +37,26 @@ def backbone_key(key: str) -> str:
     return key
 
 
-def convert_file(name: str, arguments: Sequence[str], convert: Convert) -> int:
-    """The command line of a converter: one file in, a .safetensors file in a folder for each part.
+def convert_file(module: str, target: str, arguments: Sequence[str], convert: Convert) -> int:
+    """The command line of a converter: one file in, .safetensors files out.
 
     Args:
-        name: of the module.
-        arguments: checkpoint and folder.
+        module: its own, below split_tasks.
+        target: what its second argument is called.
+        arguments: checkpoint and target.
         convert: what it does.
 
     Returns: the exit code.
     """
     if len(arguments) != 2:
-        print(f"usage: python -m split_tasks.models.{name} CHECKPOINT.pth FOLDER", file=sys.stderr)
+        print(f"usage: python -m split_tasks.{module} CHECKPOINT.pth {target}", file=sys.stderr)
         return 2
     try:
-        parts = convert(read_weights(Path(arguments[0])))
+        files = convert(read_weights(Path(arguments[0])), Path(arguments[1]))
     except SplitError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for part, tensors in parts.items():
-        path = Path(arguments[1]) / f"{part}.safetensors"
+    for path, tensors in files.items():
         with whole_file(path) as work:
             save_file(tensors, work)
         print(f"{path}  {len(tensors)} tensors")

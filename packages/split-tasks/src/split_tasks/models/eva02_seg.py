@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from torch import Tensor
 
@@ -51,9 +52,12 @@ def head_key(key: str) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Convert one file; returns the exit code."""
-    return convert_file(
-        "eva02_seg", arguments, lambda state: dict(zip(("backbone", "head"), convert(state), strict=True))
-    )
+
+    def files(state: Mapping[str, Tensor], folder: Path) -> dict[Path, dict[str, Tensor]]:
+        backbone, head = convert(state)
+        return {folder / "backbone.safetensors": backbone, folder / "head.safetensors": head}
+
+    return convert_file("models.eva02_seg", "FOLDER", arguments, files)
 
 
 if __name__ == "__main__":
