@@ -77,6 +77,15 @@ def offset_for(sample: Sequence[Scores], fraction: float) -> float:
     return -float((score[best - 1] + score[best]) / 2)
 
 
+def threshold_for(sample: Sequence[Scores], fraction: float) -> Decision:
+    """The threshold rule with that offset.
+
+    Raises:
+        SplitError: as `offset_for`.
+    """
+    return Decision("threshold", fraction, offset_for(sample, fraction))
+
+
 @torch.no_grad()
 def scores_of(
     model: SplitViT, images: Float[Tensor, "b ch H W"], valid: Bool[Tensor, "b r c"] | None = None, **seen: Any
@@ -98,5 +107,4 @@ def calibrate(model: SplitViT, batches: Iterable[Float[Tensor, "b ch H W"]], fra
     Raises:
         SplitError: no images, or a fraction outside (0, 1].
     """
-    sample = [scores_of(model, images, **seen) for images in batches]
-    return Decision("threshold", fraction, offset_for(sample, fraction))
+    return threshold_for([scores_of(model, images, **seen) for images in batches], fraction)

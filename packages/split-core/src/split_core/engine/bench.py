@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from split_core.attention import choose_backend
-from split_core.calibrate import offset_for, scores_of
+from split_core.calibrate import scores_of, threshold_for
 from split_core.config import RunConfig
 from split_core.decision import Decision
 from split_core.engine import plots, tables
@@ -172,8 +172,8 @@ def _variants(
                 continue
             yield Variant(name, learner, Decision("image", budget), "equal", budget)
             if budget < 1 and not chooser(model).exact:  # at 1 both are all fine
-                offset = offset_for([scores_of(model, *shown) for shown in batches], budget)
-                yield Variant(name, learner, Decision("threshold", budget, offset), "ragged", budget)
+                ragged = threshold_for([scores_of(model, *shown) for shown in batches], budget)
+                yield Variant(name, learner, ragged, "ragged", budget)
 
 
 def note(left_out: list[str], name: str, error: SplitError) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from split_core.calibrate import offset_for, scores_of
+from split_core.calibrate import scores_of, threshold_for
 from split_core.decision import Decision
 from split_core.engine.loader import evaluation_batches, to_device, valid_of
 from split_core.engine.session import Learner, Session
@@ -30,7 +30,7 @@ def calibrated(session: Session, learner: Learner, split: str, *, start: int = 0
         objects = objects_of(learner, batch["target"], model.embed.grid(batch["image"].shape[-2:]))
         valid = valid_of(model, batch)
         sample.append(scores_of(model, batch["image"], valid, objects=objects, generator=generator))
-    return Decision("threshold", config.budget, offset_for(sample, config.budget))
+    return threshold_for(sample, config.budget)
 
 
 def objects_of(learner: Learner, target: Mapping[str, Any], grid: Grid) -> Tensor | None:
