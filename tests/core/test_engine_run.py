@@ -11,8 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from split_core import resolve
-from split_core.config import RunConfig
 from split_core.engine import evaluate, export, train
 from split_core.engine.adapt import learning_rate_factor, parameter_groups
 from split_core.engine.checkpoint import Checkpoints, load_weights, save_weights
@@ -23,37 +21,7 @@ from split_core.engine.methods import plan, sources
 from split_core.engine.session import Session
 from split_core.errors import SplitError
 from split_core.task import Task
-
-SETTINGS: dict[str, Any] = {
-    "task": "cls",
-    "data": {"name": "digits", "val": 32},
-    "model": {"name": "digits_vit", "weights": "none", "dim": 16, "depth": 1, "heads": 2},
-    "policy": "xattn",
-    "budget": 0.5,
-    "adapt": {"images": 64, "batch_size": 16, "dense_fraction": 0.25, "backbone_lr": 1e-3},
-    "estimator": {
-        "name": "ppo",
-        "images": 80,
-        "batch_size": 16,
-        "lr": 1e-3,
-        "dual": {"init": None, "price_batches": 2},
-    },
-    "eval": {"images": 20, "batch_size": 8, "random_draws": 2, "methods": ["dense", "random", "cosine", "oracle"]},
-    "bench": {"batch_sizes": [4], "repeats": 1, "warmup": 0},
-    "draw": {"count": 1},
-    "checkpoint": {"every_steps": 2},
-    "device": "cpu",
-    "threads": 1,
-    "log_every": 1,
-}
-
-
-def configure(run_dir: Path, **changes: Any) -> RunConfig:
-    return resolve.load(resolve.merge(SETTINGS, {"run_dir": str(run_dir), **changes}))
-
-
-def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+from tinyrun import SETTINGS, configure, metrics
 
 
 @pytest.fixture(scope="module")

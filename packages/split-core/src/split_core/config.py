@@ -78,7 +78,7 @@ class AdaptConfig(Section):
 
 
 class WarmstartConfig(Section):
-    """Cosine pseudo-labels for a learned policy while the backbone adapts (Sec. 3.4)."""
+    """Cosine pseudo-labels for a learned policy while the backbone adapts (Sec. 3.4), or a policy already taught."""
 
     policy_lr: float = Field(1e-3, gt=0, description="learning rate of the policy")
     tau: float | None = Field(
@@ -88,6 +88,14 @@ class WarmstartConfig(Section):
         description="cosine distance above which a parent is labelled to split, at first; null fits it to `budget`",
     )
     tau_lr: float = Field(1e-3, ge=0, description="step of tau per unit of (token fraction - budget)")
+    policy: str | None = Field(
+        None,
+        description="models/NAME.safetensors of another run: start from its policy, taught by credit say, instead of"
+        " labels (and by init from its backbone)",
+    )
+    spread: float = Field(
+        2.0, gt=0, description="standard deviation that the logits of such a policy are brought to, about its threshold"
+    )
 
 
 class EvalConfig(MethodsSection):

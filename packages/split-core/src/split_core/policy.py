@@ -127,3 +127,7 @@ class SplitPolicy(nn.Module):
         Returns: (b, n) float tensor in raster order of the parents' grid.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define forward(view)")
+
+    def rescale(self, shift: float, gain: float) -> None:
+        """From now on give gain * (logit + shift). Wanted of learned policies that one estimator hands to the next."""
+        raise NotImplementedError(f"{type(self).__name__} does not define rescale(shift, gain)")

@@ -246,7 +246,8 @@ def _sentence(key: str, fault: Any, tree: Mapping[str, Any]) -> str:
     close = None
     if fault["type"] == "literal_error" and isinstance(fault["input"], str):
         close = nearest(fault["input"], re.findall(r"'([^']*)'", fault["ctx"]["expected"]))
-    return f"{key}={fault['input']}: {message}" + (f". Did you mean {close}?" if close else "")
+    given = "" if isinstance(fault["input"], Mapping) else f"={fault['input']}"  # a whole section would bury the fault
+    return f"{key}{given}: {message}" + (f". Did you mean {close}?" if close else "")
 
 
 def _nearest_key(key: str, keys: Sequence[str]) -> str | None:

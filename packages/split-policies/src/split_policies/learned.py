@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -42,6 +43,11 @@ class LearnedPolicy(SplitPolicy):
         """h: the logit of every parent. Dropout acts on what h reads and on its hidden units, in train mode."""
         hidden = F.gelu(self.expand(F.dropout(features, self.dropout, self.training)))
         return self.decide(F.dropout(hidden, self.dropout, self.training)).squeeze(-1)
+
+    @torch.no_grad()
+    def rescale(self, shift: float, gain: float) -> None:
+        self.decide.bias.add_(shift).mul_(gain)
+        self.decide.weight.mul_(gain)
 
 
 def normalised(embeddings: Float[Tensor, "*cells d"], norm: bool) -> Float[Tensor, "*cells d"]:

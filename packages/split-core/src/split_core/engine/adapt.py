@@ -15,6 +15,7 @@ from split_core.draws import uniform
 from split_core.engine import shard
 from split_core.engine.assemble import chooser, scorers
 from split_core.engine.checkpoint import load_weights
+from split_core.engine.handover import take_over
 from split_core.engine.loader import step_seed, to_device, training_batches, valid_of
 from split_core.engine.masks import Masks, PolicyMasks, WarmStartMasks
 from split_core.engine.methods import WARM
@@ -36,10 +37,8 @@ def adapt(session: Session, source: str) -> None:
     if session.finished(path):
         return
     learner = session.learner(own_settings(config, source.removesuffix(WARM)))
-    if isinstance(learner.model, Reducer):
-        masks: Masks | Strengths = Strengths(session, learner)
-    else:
-        masks = (WarmStartMasks if source.endswith(WARM) else PolicyMasks)(session, learner)
+    masks = masks_of(session, learner, warm=source.endswith(WARM))
+    facts = learner.facts
     steps = config.adapt.images // config.adapt.batch_size
     if steps:
         _train(session, learner, masks, phase=f"adapt_{source}", steps=steps)
@@ -47,7 +46,19 @@ def adapt(session: Session, source: str) -> None:
             divided, learner = learner, session.learner(own_settings(config, source.removesuffix(WARM)))
             for name, module in learner.modules().items():
                 module.load_state_dict(shard.whole(divided.modules()[name]))
-    session.finish(path, learner, {"source": source, **masks.state_dict()}, phase=f"adapt_{source}")
+    session.finish(path, learner, {"source": source, **facts, **masks.state_dict()}, phase=f"adapt_{source}")
+
+
+def masks_of(session: Session, learner: Learner, *, warm: bool) -> Masks | Strengths:
+    """Whose partitions the backbone learns on; of a warm start the cosine rule's, or a taught policy's."""
+    if isinstance(learner.model, Reducer):
+        return Strengths(session, learner)
+    if not warm:
+        return PolicyMasks(session, learner)
+    if session.config.warmstart.policy is None:
+        return WarmStartMasks(session, learner)
+    take_over(session, learner)
+    return PolicyMasks(session, learner)
 
 
 def own_settings(config: RunConfig, policy: str) -> dict[str, Any]:
@@ -225,6 +236,8 @@ def parameter_groups(learner: Learner, config: RunConfig) -> list[dict[str, Any]
     head = {f"model.vit.{name}" for name in ("head", "fc_norm", "head_dist")}
     idle = ("vit.norm.",) if learner.model.taps else ()  # heads on taps read what stands before the final norm
     deciding = scorers(learner.model)
+    if config.warmstart.policy is not None:
+        idle = (*idle, "policy.")  # it was taught elsewhere, and the estimator's turn comes later
     groups: dict[str, list[Tensor]] = {"backbone": [], "head": [], "policy": []}
     named = [(f"{part}.{key}", p) for part, module in learner.modules().items() for key, p in module.named_parameters()]
     for name, parameter in named:

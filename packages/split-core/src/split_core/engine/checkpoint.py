@@ -119,12 +119,13 @@ def save_weights(path: Path, modules: Mapping[str, nn.Module], facts: Mapping[st
 
 
 def load_weights(
-    path: Path, modules: Mapping[str, nn.Module], *, without: str | tuple[str, ...] | None = None
+    path: Path, modules: Mapping[str, nn.Module], *, without: str | tuple[str, ...] | None = None, only: str = ""
 ) -> dict[str, Any]:
     """Inverse of `save_weights`; returns the facts.
 
     Args:
         without: beginning (or beginnings) of keys to leave out on both sides (a policy that is not wanted, say).
+        only: beginning of the keys of the file that are wanted.
 
     Raises:
         SplitError: the file is damaged, or its keys or shapes are not those of the modules; names all of them.
@@ -135,6 +136,7 @@ def load_weights(
             facts = json.loads((file.metadata() or {}).get("facts", "{}"))
     except (OSError, SafetensorError) as error:
         raise SplitError(f"{path} cannot be read: {error}") from error
+    found = {key: value for key, value in found.items() if key.startswith(only)}
     wanted = {f"{name}.{key}": value for name, module in modules.items() for key, value in module.state_dict().items()}
     if without is not None:
         found, wanted = ({k: v for k, v in side.items() if not k.startswith(without)} for side in (found, wanted))

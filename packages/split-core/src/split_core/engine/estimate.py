@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from split_core import registry
 from split_core.engine.adapt import load_learner
 from split_core.engine.calibration import calibrated, objects_of
+from split_core.engine.handover import after
 from split_core.engine.loader import step_seed, to_device, training_batches, valid_of
 from split_core.engine.methods import WARM
 from split_core.engine.session import Learner, Session
@@ -44,7 +45,8 @@ def estimate(session: Session) -> None:
     facts: dict[str, object] = {"source": name + WARM}
     if steps:
         images = steps * settings.batch_size
-        facts |= {"estimator": config.estimator["name"], "learned_images": images, "learned_seconds": seconds}
+        own = {"estimator": config.estimator["name"], "learned_images": images, "learned_seconds": seconds}
+        facts |= after(learner.facts.get("taught"), own)
     if steps and not estimator.holds_budget:
         facts["offset"] = calibrated(session, learner.eval(), "train").offset
     session.finish(path, learner, facts, phase=f"estimate_{name}")

@@ -23,8 +23,9 @@ from split_core.engine.calibration import objects_of
 from split_core.engine.deploy import deployed
 from split_core.engine.loader import evaluation_batches, step_seed, to_device, valid_of
 from split_core.engine.methods import WARM, Method, plan
+from split_core.engine.opening import open_run
 from split_core.engine.results import RESULTS, write_json
-from split_core.engine.session import Learner, Session, open_run, provenance
+from split_core.engine.session import Learner, Session, provenance
 from split_core.engine.timing import Timing, own_clock, parts
 from split_core.files import write_whole
 from split_core.flops import forward_flops, ideal_speedup

@@ -9,7 +9,7 @@ from safetensors.torch import save
 from split_core.config import RunConfig
 from split_core.engine.deploy import deployed
 from split_core.engine.methods import plan
-from split_core.engine.session import open_run
+from split_core.engine.opening import open_run
 from split_core.errors import SplitError, unknown
 from split_core.files import write_whole
 

@@ -7,7 +7,7 @@ from split_core.engine import evaluate
 from split_core.engine.adapt import adapt
 from split_core.engine.estimate import estimate
 from split_core.engine.methods import is_learned, plan, sources
-from split_core.engine.session import open_run
+from split_core.engine.opening import open_run
 
 
 def main(config: RunConfig) -> None:
