@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import textwrap
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Bool, Float
@@ -87,8 +88,12 @@ class VisualQuestions(Task):
 
     def flops(self, tokens: Any) -> Any:
         """Of the projector and of reading a prompt with the default question; see `split_tasks.vqa.cost`."""
-        words = int(self.prompts({"question": [self.config.question]}, [0]).mask.sum())
-        return prefill_flops(self.reader, tokens, words)
+        return prefill_flops(self.reader, tokens, self._default_words)
+
+    @cached_property
+    def _default_words(self) -> int:
+        """Tokens of the prompt with the default question, less those of the picture."""
+        return int(self.prompts({"question": [self.config.question]}, [0]).mask.sum())
 
     def beyond(self, model: SplitViT | Reducer, features: Features) -> dict[str, Callable[[], object]]:
         """Decoding `max_new_tokens` words of an answer to the default question."""
