@@ -14,10 +14,11 @@ from PIL import Image
 from rich.console import Console
 
 from split_core import resolve
-from split_core.engine import merge, plots, report, tables
+from split_core.engine import merge, plots, report, tables, tradeoffs
 from split_core.engine.results import metric_of, read_metrics, read_results, write_json
 from split_core.errors import SplitError
 
+GROUPS = {"task": "cls", "data": "digits", "model": "digits_vit", "policy": "xattn"}
 METHODS = ("dense", "entropy", "xattn_warmstart", "xattn")
 
 
@@ -159,9 +160,15 @@ def test_merging_runs_writes_all_rows_and_can_be_redone_from_the_json(tmp_path: 
     write_json(tmp_path / "out.json", content)
     again = read_results(tmp_path / "out.json", hint="")
     assert tables.merged(again).rows == tables.merged(content).rows
-    plots.merged(again, tmp_path / "out.png")
+    tradeoffs.merged(again, tmp_path / "out.png")
     with Image.open(tmp_path / "out.png") as picture:
         assert picture.size[0] > 800
+
+
+def test_a_single_runs_file_is_no_merged_one(tmp_path: Path) -> None:
+    write_json(tmp_path / "one.json", read_results(Path(run_dir(tmp_path / "run")) / "results.json", hint=""))
+    with pytest.raises(SplitError, match=r"one.json holds a single run"):
+        report.main(resolve.load({**GROUPS, "do": "report", "report": {"out": str(tmp_path / "one")}}))
 
 
 def test_runs_that_would_count_twice_or_have_other_metrics_are_refused(tmp_path: Path) -> None:
@@ -183,8 +190,7 @@ def test_a_run_s_pictures_and_table_are_rebuilt(tmp_path: Path) -> None:
     run = Path(run_dir(tmp_path / "a"))
     tokens = {f"{name}/tokens": np.full(8, 100.0 if name == "dense" else 52.0) for name in METHODS}
     np.savez_compressed(run / "per_image.npz", **tokens)
-    groups = {"task": "cls", "data": "digits", "model": "digits_vit", "policy": "xattn"}
-    report.main(resolve.load({**groups, "do": "report", "run_dir": str(run)}))
+    report.main(resolve.load({**GROUPS, "do": "report", "run_dir": str(run)}))
     assert sorted(p.name for p in (run / "report").iterdir()) == ["lengths.png", "table.md", "training.png"]
 
 

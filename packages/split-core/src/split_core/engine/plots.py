@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from split_core.engine.methods import MATCHED, WARM
-from split_core.engine.tables import speed_of
 
 Array = NDArray[Any]
 OWN = "#D55E00"
@@ -93,84 +91,6 @@ def training(metrics: Sequence[Mapping[str, Any]], own: Mapping[str, Any], path:
     save(figure, path)
 
 
-def merged(content: Mapping[str, Any], path: Path) -> None:
-    """Metric over token fraction for every method and budget, and the curves of every run."""
-    figure, axes = panels(2, 2, (11.5, 8.0))
-    _pareto(axes[0], content)
-    rhos = sorted({curve["rho"] for curve in content["curves"]})
-    colours = dict(zip(rhos, [OWN, *OTHERS] * len(rhos), strict=False))
-    titles = {"lambda": "multiplier λ", "token_fraction": "token fraction", "error": "error of the rollouts"}
-    for axis, (key, title) in zip(axes[1:], titles.items(), strict=True):
-        axis.set_title(title)
-        axis.set_xlabel("step of the policy's training")
-        for curve in content["curves"]:
-            label = f"budget {curve['rho']:g}" if curve["seed"] == min(c["seed"] for c in content["curves"]) else None
-            if curve[key]:
-                axis.plot(
-                    curve["step"], curve[key], color=colours[curve["rho"]], linewidth=1.3, alpha=0.85, label=label
-                )
-        if key == "token_fraction":
-            for curve in content["curves"]:
-                if curve["deployed_fraction"]:
-                    axis.plot(
-                        curve["step"],
-                        curve["deployed_fraction"],
-                        color=colours[curve["rho"]],
-                        linewidth=1,
-                        linestyle="--",
-                    )
-            for rho in rhos:
-                axis.axhline(rho, color="black", linestyle=":", linewidth=1)
-            axis.set_title(f"{title} (sampled; dashed: deployed; dotted: budget)")
-        legend(axis)
-    save(figure, path)
-
-
-def compared(content: Mapping[str, Any], path: Path) -> None:
-    """Metric over FLOPs kept, and over the measured time at each batch size, both as shares of the dense model's."""
-    bench = content["bench"]["rows"]
-    sizes = list(dict.fromkeys(row["batch_size"] for row in bench))
-    figure, axes = panels(1, 1 + len(sizes), (1.6 + 4.6 * (1 + len(sizes)), 5.2), whole=False)
-    costs: list[tuple[str, Callable[[Mapping[str, Any]], float | None]]] = [("FLOPs", _flops)]
-    costs += [(f"time, batch {size}", partial(_time, bench, size)) for size in sizes]
-    for axis, (name, cost) in zip(axes, costs, strict=True):
-        _tradeoff(axis, content, cost)
-        axis.set_xlabel(f"{name} (share of the dense model's)")
-        axis.axvline(1, color="black", linestyle=":", linewidth=1)
-    axes[0].set_ylabel(content["metric"])
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(7, len(labels)), frameon=False)
-    save(figure, path)
-
-
-def _flops(row: Mapping[str, Any]) -> float | None:
-    return None if row["ideal_speedup"] is None else 1 / row["ideal_speedup"]["mean"]
-
-
-def _time(bench: Sequence[Mapping[str, Any]], size: int, row: Mapping[str, Any]) -> float | None:
-    found = speed_of(bench, row["method"], row["rho"], size)
-    return None if found is None else 1 / found["speedup"]
-
-
-def _tradeoff(axis: Axes, content: Mapping[str, Any], cost: Callable[[Mapping[str, Any]], float | None]) -> None:
-    metric, rows = content["metric"], content["aggregate"]
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    colours = palette(methods, content["methods"])
-    for index, name in enumerate(methods):
-        points = [
-            (cost(r), r[metric]["mean"], r[metric]["std"] or 0.0) for r in rows if r["method"] == name and r[metric]
-        ]
-        points = sorted(point for point in points if point[0] is not None)
-        if not points:
-            continue
-        x, y, spread = zip(*points, strict=True)
-        style: dict[str, Any] = {"color": colours[name], "marker": MARKERS[index % len(MARKERS)], "markersize": 6}
-        if name == "dense":
-            axis.axhline(float(np.mean(y)), color=colours[name], linestyle="--", linewidth=1.2, label=name)
-        else:
-            axis.errorbar(x, y, yerr=spread, label=name, capsize=3, linewidth=1.3, **style)
-
-
 def bench(results: Mapping[str, Any], path: Path) -> None:
     """Images per second of every row; a line for the dense model, a tick for what the FLOPs promise."""
     sizes = list(dict.fromkeys(row["batch_size"] for row in results["rows"]))
@@ -200,37 +120,6 @@ def bench(results: Mapping[str, Any], path: Path) -> None:
 
 def _bench_label(row: Mapping[str, Any]) -> str:
     return row["method"] if row["rho"] is None else f"{row['method']}, {row['rho']:g} {row['lengths']}"
-
-
-def _pareto(axis: Axes, content: Mapping[str, Any]) -> None:
-    metric, rows = content["metric"], content["aggregate"]
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    colours = palette(methods, content["methods"])
-    for index, name in enumerate(methods):
-        points = sorted(
-            (r["token_fraction"]["mean"], r[metric]["mean"], r[metric]["std"] or 0.0)
-            for r in rows
-            if r["method"] == name and r[metric]
-        )
-        if not points:
-            continue
-        x, y, spread = zip(*points, strict=True)
-        if min(x) > 0.999:  # a level to compare with, which as a point would squeeze the others together
-            axis.axhline(float(np.mean(y)), color=colours[name], linestyle="--", linewidth=1.2, label=name)
-            continue
-        marker = MARKERS[index % len(MARKERS)]
-        style: dict[str, Any] = {
-            "color": colours[name],
-            "marker": marker,
-            "markersize": 6,
-            "capsize": 3,
-            "linewidth": 1.3,
-        }
-        axis.errorbar(x, y, yerr=spread, label=name, **style)
-    axis.set_xlabel("token fraction")
-    axis.set_ylabel(metric)
-    axis.set_title(f"{metric} over token fraction (bars: std over seeds)")
-    legend(axis)
 
 
 def _curve(

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from split_core.config import RunConfig
-from split_core.engine import draw, learning, merge, plots, tables
+from split_core.engine import draw, learning, merge, plots, tables, tradeoffs
+from split_core.errors import SplitError
 from split_core.engine.results import RESULTS, read_metrics, read_results, write_json
 from split_core.engine.session import Learner, Session
 
@@ -50,7 +51,10 @@ def main(config: RunConfig) -> None:
         merged(content, out, console)
     elif config.report.out is not None:
         out = Path(config.report.out)
-        merged(read_results(out.with_name(f"{out.name}.json"), hint="name the runs with report.runs"), out, console)
+        content = read_results(out.with_name(f"{out.name}.json"), hint="name the runs with report.runs")
+        if "aggregate" not in content:
+            raise SplitError(f"report.out={out}: {out.name}.json holds a single run, not several merged into one")
+        merged(content, out, console)
     else:
         run_dir = Path(config.run_dir)
         results = read_results(run_dir / RESULTS, hint=f"finish the run first (do=train run_dir={run_dir})")
@@ -82,7 +86,8 @@ def merged(content: Mapping[str, Any], out: Path, console: Console) -> None:
     if content.get("kind") == "learning":
         tabulate, plot = learning.table, learning.plot
     else:
-        tabulate, plot = (tables.compared, plots.compared) if "bench" in content else (tables.merged, plots.merged)
+        name = "compared" if "bench" in content else "merged"
+        tabulate, plot = getattr(tables, name), getattr(tradeoffs, name)
     table = tabulate(content)
     table.save(out.with_name(f"{out.name}.md"), content)
     plot(content, out.with_name(f"{out.name}.png"))
