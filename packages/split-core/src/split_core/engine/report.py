@@ -19,9 +19,9 @@ from rich.console import Console
 
 from split_core.config import RunConfig
 from split_core.engine import draw, learning, merge, plots, tables, tradeoffs
-from split_core.errors import SplitError
 from split_core.engine.results import RESULTS, read_metrics, read_results, write_json
 from split_core.engine.session import Learner, Session
+from split_core.errors import SplitError
 
 Array = NDArray[Any]
 
