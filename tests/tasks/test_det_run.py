@@ -90,6 +90,22 @@ def test_padding_spends_no_tokens_and_results_name_the_file_s_images(coco: Path,
     assert run.main(["do=bench", f"run_dir={run_dir}"]) == 0
 
 
+@pytest.mark.parametrize("thresholds", ["[0.5]", "[0.5,0.6]"])
+def test_a_policy_that_looks_learns_from_slopes_on_padded_canvases(coco: Path, tmp_path: Path, thresholds: str) -> None:
+    settings = ["model.depth=2", "policy=look", "policy.depth=1", "estimator=credit", "estimator.images=16",
+                "estimator.batch_size=8", f"task.thresholds={thresholds}", "methods=[]", "eval.images=4"]  # fmt: skip
+    where = [f"data.root={coco}", f"run_dir={tmp_path / 'run'}"]
+    own = [word for word in SMALL if not word.startswith(("policy", "estimator", "model.depth"))]
+    assert run.main([*own, *settings, "data=coco", *where, "log_every=1"]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    learnt = [line for line in lines if line["phase"] == "estimate_look"]
+    assert len(learnt) == 2
+    assert all(line["saved_spread"] > 0 and np.isfinite(line["fit"]) for line in learnt)
+    found = rows(tmp_path / "run")["look"]
+    assert np.isfinite(found["ap"])
+    assert 0 < found["token_fraction"] <= 1
+
+
 def test_reducers_refuse_padding(coco: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [*SMALL, "data=coco", f"data.root={coco}", "methods=[tome]", f"run_dir={tmp_path / 'run'}"]
     assert run.main([*arguments, "policy=entropy", "eval.images=4", "model.depth=3", "budget=0.9"]) == 2

@@ -90,14 +90,16 @@ class AdaptStep(nn.Module):
 
     def forward(
         self, images: Tensor, target: Mapping[str, Any], masks: Any, generator: torch.Generator,
-        valid: Tensor | None = None,
+        valid: Tensor | None = None, *, told: bool = True,
     ) -> dict[str, Tensor]:  # fmt: skip
+        """Loss and numbers of a batch; `told`: the error too, which may cost another pass through the task's head."""
         features, fraction, further = self.read(images, masks, generator, valid)
         output = self.task.output(self.model, features, target)
         loss = self.task.loss(output, target, features)
-        with torch.no_grad():
-            error = self.task.error(output, target).mean()
-        result = {"loss": loss, "error": error, "token_fraction": fraction}
+        result = {"loss": loss, "token_fraction": fraction}
+        if told:
+            with torch.no_grad():
+                result["error"] = self.task.error(output, target).mean()
         for name, value in further.items():
             result |= {"loss": result["loss"] + value, name: value.detach()}
         return result
@@ -198,8 +200,10 @@ def _train(session: Session, learner: Learner, masks: Masks | Strengths, *, phas
         generator = ranks.generator(step_seed(config.seed, f"{phase}/masks", step), len(batch["image"]))
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak * learning_rate_factor(step, steps, config.adapt.warmup)
+        told = (step + 1) % config.log_every == 0 or step + 1 == steps
         with session.accelerator.autocast():
-            result = wrapped(batch["image"], batch["target"], masks, generator, valid_of(learner.model, batch))
+            valid = valid_of(learner.model, batch)
+            result = wrapped(batch["image"], batch["target"], masks, generator, valid, told=told)
         session.accelerator.backward(result["loss"])
         session.accelerator.unscale_gradients(optimizer)  # once for all groups
         for group in optimizer.param_groups:  # apart: the policy's gradient must not shrink the backbone's step
@@ -208,7 +212,7 @@ def _train(session: Session, learner: Learner, masks: Masks | Strengths, *, phas
         optimizer.zero_grad()
         numbers = ranks.means({name: value.item() for name, value in result.items()})
         extra = masks.after(numbers["token_fraction"])
-        if (step + 1) % config.log_every == 0 or step + 1 == steps:
+        if told:
             session.log.write(phase, step, numbers | extra)
         saver.offer(
             step + 1,

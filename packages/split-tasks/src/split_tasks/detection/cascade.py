@@ -121,7 +121,8 @@ class Cascade(nn.Module):
         self, stage: int, maps: Sequence[Tensor], strides: Sequence[float], boxes: Float[Tensor, "b n 4"]
     ) -> tuple[Float[Tensor, "b n classes1"], Float[Tensor, "b n 4"]]:
         pooled = pool(maps, strides, boxes)
-        if pooled.requires_grad and len(self.heads) > 1:  # all stages read the same maps
+        # all stages read the same maps; a policy that learns from slopes wants the error's own
+        if self.training and pooled.requires_grad and len(self.heads) > 1:
             pooled.register_hook(lambda gradient: gradient / len(self.heads))
         logits, codes = self.heads[stage](pooled)
         return logits.view(*boxes.shape[:2], -1), codes.view(*boxes.shape[:2], 4)
