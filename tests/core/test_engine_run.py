@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from split_core.engine import evaluate, export, train
-from split_core.engine.adapt import learning_rate_factor, parameter_groups
 from split_core.engine.checkpoint import Checkpoints, load_weights, save_weights
 from split_core.engine.deploy import deployed
+from split_core.engine.groups import learning_rate_factor, parameter_groups
 from split_core.engine.loader import StepSampler, step_seed
 from split_core.engine.log import RunLog
 from split_core.engine.methods import plan, sources

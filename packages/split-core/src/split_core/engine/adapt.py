@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +12,9 @@ from split_core.config import RunConfig
 from split_core.decision import Decision
 from split_core.draws import uniform
 from split_core.engine import shard
-from split_core.engine.assemble import chooser, scorers
+from split_core.engine.assemble import chooser
 from split_core.engine.checkpoint import load_weights
+from split_core.engine.groups import clip, learning_rate_factor, parameter_groups
 from split_core.engine.handover import take_over
 from split_core.engine.loader import step_seed, to_device, training_batches, valid_of
 from split_core.engine.masks import Masks, PolicyMasks, WarmStartMasks
@@ -206,8 +206,7 @@ def _train(session: Session, learner: Learner, masks: Masks | Strengths, *, phas
             result = wrapped(batch["image"], batch["target"], masks, generator, valid, told=told)
         session.accelerator.backward(result["loss"])
         session.accelerator.unscale_gradients(optimizer)  # once for all groups
-        for group in optimizer.param_groups:  # apart: the policy's gradient must not shrink the backbone's step
-            nn.utils.clip_grad_norm_(group["params"], config.adapt.grad_clip)
+        clip(optimizer.param_groups, config.adapt.grad_clip)
         optimizer.step()
         optimizer.zero_grad()
         numbers = ranks.means({name: value.item() for name, value in result.items()})
@@ -233,42 +232,3 @@ def load_plain(module: nn.Module, optimizer: Any, saved: Mapping[str, Any]) -> N
     """Inverse of `plain_state`."""
     module.load_state_dict(saved["weights"])
     optimizer.load_state_dict(saved["optimizer"])
-
-
-def parameter_groups(learner: Learner, config: RunConfig) -> list[dict[str, Any]]:
-    """Backbone, new layers (head, pyramid, task) and what decides about tokens: each at its own rate, none frozen."""
-    head = {f"model.vit.{name}" for name in ("head", "fc_norm", "head_dist")}
-    idle = ("vit.norm.",) if learner.model.taps else ()  # heads on taps read what stands before the final norm
-    deciding = scorers(learner.model)
-    if config.warmstart.policy is not None:
-        idle = (*idle, "policy.")  # it was taught elsewhere, and the estimator's turn comes later
-    groups: dict[str, list[Tensor]] = {"backbone": [], "head": [], "policy": []}
-    named = [(f"{part}.{key}", p) for part, module in learner.modules().items() for key, p in module.named_parameters()]
-    for name, parameter in named:
-        frozen = any(name.removeprefix("model.").startswith(prefix) for prefix in (*config.adapt.freeze, *idle))
-        parameter.requires_grad_(not frozen)
-        if frozen:
-            continue
-        if name.startswith(deciding):
-            groups["policy"].append(parameter)
-        elif name.startswith("model.vit.") and not any(name.startswith(f"{h}.") for h in head):
-            groups["backbone"].append(parameter)
-        else:
-            groups["head"].append(parameter)
-    rates = {"backbone": config.adapt.backbone_lr, "head": config.adapt.head_lr, "policy": config.warmstart.policy_lr}
-    if not rates["backbone"]:
-        for unmoved in groups.pop("backbone"):
-            unmoved.requires_grad_(False)
-    decay = config.adapt.weight_decay
-    return [
-        {"params": params, "lr": rates[name], "weight_decay": decay if name != "policy" else 0.0}
-        for name, params in groups.items() if params
-    ]  # fmt: skip
-
-
-def learning_rate_factor(step: int, steps: int, warmup: float) -> float:
-    """Linear rise over the first share of the steps, then half a cosine down to zero."""
-    rise = max(1, round(warmup * steps))
-    if step < rise:
-        return (step + 1) / rise
-    return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
