@@ -18,7 +18,7 @@ from split_core.engine.groups import clip, learning_rate_factor, parameter_group
 from split_core.engine.handover import take_over
 from split_core.engine.loader import step_seed, to_device, training_batches, valid_of
 from split_core.engine.masks import Masks, PolicyMasks, WarmStartMasks
-from split_core.engine.methods import WARM
+from split_core.engine.methods import WARM, stage_of
 from split_core.engine.session import Learner, Session
 from split_core.features import Features
 from split_core.quadtree import build_layout
@@ -69,13 +69,13 @@ def own_settings(config: RunConfig, policy: str) -> dict[str, Any]:
 def load_learner(session: Session, weights: str, policy: str, *, rule: Any = None) -> Learner:
     """A model of this run by the stem of its weights, with another policy if `policy` is not the one saved with it."""
     path = session.run_dir / "models" / f"{weights}.safetensors"
-    saved = session.learner(own_settings(session.config, weights.removesuffix(WARM)), rule=rule)
+    saved = session.learner(own_settings(session.config, stage_of(weights)), rule=rule)
     saved.facts = load_weights(path, saved.modules())
     if "offset" in saved.facts and chooser(saved.model).learned:
         # its logits only order parents; the budget is spent here
         decision = saved.split.decision
         saved.split.decision = Decision(decision.rule, decision.budget, saved.facts["offset"])
-    if policy != weights.removesuffix(WARM):
+    if policy != stage_of(weights):
         other = session.learner(own_settings(session.config, policy), rule=rule)
         saved.split.policy, saved.split.decision = other.split.policy, other.split.decision
     return saved.eval()
