@@ -204,7 +204,7 @@ def test_all_stages_share_the_maps_gradient_in_training_alone() -> None:
         maps = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
         proposals = Proposals(torch.tensor([[[0.0, 0, 20, 20]]]), torch.tensor([[True]]))
         nothing = [(torch.zeros(0, 4), torch.zeros(0).long())]
-        shares, _ = heads.errors([maps], [4.0], proposals, nothing, torch.tensor([[32, 32]]), sample=False)
+        shares, _, _ = heads.errors([maps], [4.0], proposals, nothing, torch.tensor([[32, 32]]), sample=False)
         shares.sum().backward()
         assert maps.grad is not None
         return maps.grad
