@@ -127,6 +127,7 @@ class Detect(Task):
         target: Target | None = None,
     ) -> list[Image.Image] | None:  # fmt: skip
         """Boxes with their classes, scores where they are guesses, and masks where there are any."""
+        shown: list[tuple[Tensor, Tensor, Tensor | None, Tensor | None]]
         if output is not None:
             shown = [_drawn(one, size) for one in output.detections]
         elif target is not None:
@@ -144,7 +145,7 @@ class Detect(Task):
         ]  # fmt: skip
 
 
-def _drawn(found: Detections, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def _drawn(found: Detections, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Boxes, labels, scores and masks of the detections that are shown."""
     count = int((found.scores >= SHOWN).sum())  # best first
     masks = None if found.masks is None else paste(found.masks[:count], found.boxes[: len(found.masks)][:count], size)

@@ -47,13 +47,13 @@ def parameter_groups(learner: Learner, config: RunConfig) -> list[dict[str, Any]
     distance = {} if config.adapt.layer_decay is None else layer_distances(learner.model.vit)
     groups: dict[tuple[str, int], dict[str, Any]] = {}
     for part, members in parts.items():
-        for name, parameter in members:
+        for name, member in members:
             far = distance.get(name.removeprefix(VIT), 0) if part == "backbone" else 0
             fresh = {
                 "part": part, "params": [], "lr": rates[part] * (config.adapt.layer_decay or 1.0) ** far,
                 "weight_decay": config.adapt.weight_decay if part != "policy" else 0.0,
             }  # fmt: skip
-            groups.setdefault((part, far), fresh)["params"].append(parameter)
+            groups.setdefault((part, far), fresh)["params"].append(member)
     return list(groups.values())
 
 

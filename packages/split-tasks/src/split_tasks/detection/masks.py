@@ -64,13 +64,13 @@ class MaskHead(nn.Module):
             images.append(torch.full_like(place, image))
             labels.append(kinds[found[place]].long())
             wanted.append(cropped(pixels, boxes[image, place], found[place]))
-        image, place = torch.cat(images), torch.cat(places)
-        counted = weight[image, place]
-        held = weight.new_zeros(len(weight)).index_add(0, image, counted)
-        rois = torch.cat([image[:, None].to(boxes.dtype), boxes[image, place]], 1)
+        which, place = torch.cat(images), torch.cat(places)
+        counted = weight[which, place]
+        held = weight.new_zeros(len(weight)).index_add(0, which, counted)
+        rois = torch.cat([which[:, None].to(boxes.dtype), boxes[which, place]], 1)
         logits = self(pool_regions(maps, strides, rois, SIDE), torch.cat(labels))
         off = F.binary_cross_entropy_with_logits(logits, torch.cat(wanted), reduction="none").mean((1, 2))
-        return torch.zeros_like(weight).index_put((image, place), off * counted / held[image])
+        return torch.zeros_like(weight).index_put((which, place), off * counted / held[which])
 
 
 def cropped(

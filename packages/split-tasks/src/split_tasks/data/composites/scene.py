@@ -99,13 +99,13 @@ def compose(
         visible = alpha[:, :, 0] >= VISIBLE
         segments[window][visible] = placed.label + 1
         owner[window][visible] = k + 1
-    boxes = [tight_box(owner == k + 1) for k in range(len(chosen))]
+    tight = [tight_box(owner == k + 1) for k in range(len(chosen))]
     objects = [
         Placed(placed.label, placed.piece, box)
-        for (placed, _), box in zip(chosen, boxes, strict=True)
+        for (placed, _), box in zip(chosen, tight, strict=True)
         if box is not None
     ]
-    place_of = np.cumsum([0, *(box is not None for box in boxes)], dtype=np.uint8)  # hidden ones own no pixel
+    place_of = np.cumsum([0, *(box is not None for box in tight)], dtype=np.uint8)  # hidden ones own no pixel
     return Scene(canvas, segments, place_of[owner], tuple(objects))
 
 
