@@ -1,4 +1,4 @@
-"""A detection task of three classes on a tiny ViT, and truth for it."""
+"""A detection task of three classes on a tiny ViT, truth for it, and a run of seconds."""
 
 from __future__ import annotations
 
@@ -16,10 +16,18 @@ SMALL = {
     "scales": (2.0, 1.0, 0.5), "channels": 8, "candidates": (20, 20), "proposals": 12, "anchor_samples": 16,
     "box_samples": 8, "hidden": 16, "thresholds": (0.5, 0.6),
 }  # fmt: skip
+RUN = [
+    "task=det", "task.channels=8", "task.hidden=16", "task.proposals=8", "task.candidates=[16,16]",
+    "task.anchor_samples=16", "task.box_samples=8", "model=digits_vit", "model.weights=none", "model.dim=16",
+    "model.depth=1", "model.heads=2", "policy=xattn", "adapt.images=16", "adapt.batch_size=8", "estimator.images=8",
+    "estimator.batch_size=8", "estimator.dual.init=0", "bench.batch_sizes=[2]", "bench.repeats=1", "bench.warmup=0",
+    "draw.count=2", "eval.random_draws=2", "threads=1", "device=cpu",
+]  # fmt: skip
+"""A run of seconds, as words of the command line."""
 
 
 def context(**more):
-    return TaskContext((), 32, 2, Described(box_classes=CLASSES, **more))
+    return TaskContext((), 32, 2, Described(box_classes=CLASSES, has_masks=True, **more))
 
 
 def task(seed=0, **settings):

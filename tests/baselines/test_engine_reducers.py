@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from split_core import resolve
 from split_core.config import RunConfig
 from split_core.engine import bench, compare, evaluate, train
-from split_core.engine.adapt import parameter_groups
 from split_core.engine.deploy import deployed
+from split_core.engine.groups import parameter_groups
 from split_core.engine.log import RunLog
 from split_core.engine.methods import named, plan, sources
 from split_core.engine.session import Session

@@ -68,3 +68,20 @@ def test_a_run_without_a_learned_policy_is_named(tmp_path: Path) -> None:
     write_json(folder / "results.json", {"rows": [{"method": "entropy", "rho": 0.5, "seed": 0}]})
     with pytest.raises(SplitError, match="has learned no policy"):
         learning.gather([str(folder)], "curves")
+
+
+def test_a_run_that_kept_snapshots_is_a_path(tmp_path: Path) -> None:
+    folder = Path(run_dir(tmp_path / "a", {"name": "ppo"}, 4000, 0, 0.8))
+    content = read_results(folder / "results.json", hint="")
+    own = {**content["rows"][0], "ap": 0.4, "further": ["ap"]}
+    bare = {key: value for key, value in own.items() if not key.startswith(("learned", "estimator"))}
+    rows = [{**bare, "method": "dense"}, {**bare, "method": "xattn_warmstart", "ap": 0.1}]
+    rows += [{**own, "method": "xattn_step9", "learned_images": 1000, "ap": 0.2}, {**own, "method": "xattn", "ap": 0.3}]
+    write_json(folder / "results.json", {**content, "rows": [*rows, own]})
+    found = learning.gather([str(folder)], "curves")
+    assert [(row["learned_images"], row["ap"]["mean"]) for row in found["aggregate"]] == [
+        (0, 0.1), (1000, 0.2), (4000, 0.4)
+    ]  # fmt: skip
+    assert "ap" in learning.table(found).header
+    learning.plot(found, tmp_path / "path.png")
+    assert (tmp_path / "path.png").is_file()

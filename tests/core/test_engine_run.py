@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from split_core.engine import evaluate, export, train
-from split_core.engine.adapt import learning_rate_factor, parameter_groups
 from split_core.engine.checkpoint import Checkpoints, load_weights, save_weights
 from split_core.engine.deploy import deployed
+from split_core.engine.groups import learning_rate_factor, parameter_groups
 from split_core.engine.loader import StepSampler, step_seed
 from split_core.engine.log import RunLog
 from split_core.engine.methods import plan, sources
@@ -209,6 +210,31 @@ def test_each_fine_tuning_is_done_once_and_the_policy_comes_last(tmp_path: Path)
         "dense",
         "entropy",
     ]
+
+
+def test_snapshots_are_the_policy_on_its_way(straight: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    estimator = {**SETTINGS["estimator"], "snapshots": [0.99, 0.6, 0.01]}
+    config = configure(run_dir, estimator=estimator, eval={**SETTINGS["eval"], "methods": [], "calibrate": "test"})
+    resolve.claim_run_dir(config)
+    (run_dir / "models").mkdir()
+    shutil.copy(straight / "models" / "xattn_warmstart.safetensors", run_dir / "models")
+    train.main(config)
+    results = json.loads((run_dir / "results.json").read_text())
+    rows = {row["method"]: row for row in results["rows"]}
+    assert list(rows) == ["xattn_warmstart", "xattn_step3", "xattn", "xattn_matched"], (
+        "5 steps: 0, 3 and 5, of which one"
+    )
+    assert (rows["xattn_step3"]["learned_images"], rows["xattn"]["learned_images"]) == (48, 80)
+    assert rows["xattn_step3"]["rule"] == "calibrated threshold"
+    kept, end = (load_file(run_dir / "models" / f"{name}.safetensors") for name in ("xattn_step3", "xattn"))
+    moved = {key for key in kept if not torch.equal(kept[key], end[key])}
+    assert moved
+    assert all(key.startswith("model.policy.") for key in moved)
+    whole = load_file(straight / "models" / "xattn.safetensors")
+    assert all(torch.equal(end[key], whole[key]) for key in whole), "keeping one changes nothing"
+    with pytest.raises(SplitError, match=r"estimator\.snapshots"):
+        configure(run_dir, estimator={**estimator, "snapshots": [1.5]})
 
 
 def test_learning_rates_by_part_and_frozen_names(tmp_path: Path) -> None:

@@ -80,6 +80,21 @@ def test_single_object_boxes_are_tight_around_the_mask(folders):
         assert 0.25 * 48 <= max(right - left, bottom - top) <= 0.6 * 48
 
 
+def test_each_object_has_its_own_pixels(folders):
+    data = make(folders, objects=4, side=(0.5, 0.8), masks=True)
+    for index in range(12):
+        truth = data[index]["target"]
+        masks = truth["masks"]
+        assert len(masks) == len(truth["labels"])
+        assert torch.equal(masks.any(0), truth["mask"])
+        assert int(masks.sum(0).max()) == 1, "a pixel is one object's"
+        for box, label, mask in zip(truth["boxes"].int().tolist(), truth["labels"].tolist(), masks, strict=True):
+            places = mask.nonzero()
+            assert [*places.amin(0).flip(0).tolist(), *(places.amax(0).flip(0) + 1).tolist()] == box
+            assert (truth["segments"][mask] == label + 1).all()
+    assert "masks" not in make(folders)[0]["target"]
+
+
 @pytest.mark.parametrize(
     ("share", "cutouts", "backgrounds"), [("nothing", 0, 0), ("cutouts", 1, 0), ("backgrounds", 0, 1)]
 )

@@ -18,7 +18,7 @@ from split_core.errors import SplitError
 from split_core.pictures import PictureError
 from split_core.task import DataContext
 from split_tasks.data.coco import Coco
-from split_tasks.data.detaugment import ScaleJitter, fill, marked
+from split_tasks.data.detaugment import Objects, ScaleJitter, fill, marked
 from split_tasks.detection.configs import CocoConfig
 from tinycoco import BOX, annotation, entry, picture, write
 from tinydet import model
@@ -91,7 +91,9 @@ def test_boxes_follow_their_pixels(size: tuple[int, int]) -> None:
     for _ in range(40):
         image = Pixels(torch.from_numpy(np.asarray(picture(100, 60)).copy()).permute(2, 0, 1))
         jitter = ScaleJitter(size, scale=(0.3, 2.0), flip=0.5)
-        found, boxes, labels = jitter(image, marked(torch.tensor([[20.0, 10, 50, 50]]), (60, 100)), torch.tensor([1]))
+        start = Objects(marked(torch.tensor([[20.0, 10, 50, 50]]), (60, 100)), torch.tensor([1]))
+        found, objects = jitter(image, start)
+        boxes, labels = objects.boxes, objects.labels
         assert all(have <= most for have, most in zip(found.shape[1:], size, strict=True))
         white = (found[0] > 127).nonzero()
         assert len(boxes) == len(labels) <= 1
@@ -103,11 +105,10 @@ def test_boxes_follow_their_pixels(size: tuple[int, int]) -> None:
 
 
 def test_long_pictures_keep_a_pixel() -> None:
-    image, boxes = fill(
-        Pixels(torch.zeros(3, 4, 400, dtype=torch.uint8)), marked(torch.zeros(1, 4), (4, 400)), (64, 64)
-    )
+    objects = Objects(marked(torch.zeros(1, 4), (4, 400)), torch.tensor([1]))
+    image, objects = fill(Pixels(torch.zeros(3, 4, 400, dtype=torch.uint8)), objects, (64, 64))
     assert image.shape == (3, 1, 64)
-    assert boxes.canvas_size == (1, 64)
+    assert objects.boxes.canvas_size == (1, 64)
 
 
 def test_training_is_jittered_and_evaluation_is_not(root: Path) -> None:

@@ -191,10 +191,11 @@ def test_pooling_reads_exact_positions() -> None:
     assert (by_level[0] >= 0).all()
 
 
-def test_all_stages_share_the_maps_gradient() -> None:
-    def gradient(thresholds: tuple[float, ...]) -> torch.Tensor:
+def test_all_stages_share_the_maps_gradient_in_training_alone() -> None:
+    def gradient(thresholds: tuple[float, ...], *, train: bool = True) -> torch.Tensor:
         torch.manual_seed(0)
         heads = Cascade(4, classes=2, convs=1, hidden=8, thresholds=thresholds, samples=4)
+        heads.train(train)
         for head in heads.heads[1:]:
             head.load_state_dict(heads.heads[0].state_dict())
         with torch.no_grad():
@@ -203,12 +204,14 @@ def test_all_stages_share_the_maps_gradient() -> None:
         maps = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
         proposals = Proposals(torch.tensor([[[0.0, 0, 20, 20]]]), torch.tensor([[True]]))
         nothing = [(torch.zeros(0, 4), torch.zeros(0).long())]
-        shares, _ = heads.errors([maps], [4.0], proposals, nothing, torch.tensor([[32, 32]]), sample=False)
+        shares, _, _ = heads.errors([maps], [4.0], proposals, nothing, torch.tensor([[32, 32]]), sample=False)
         shares.sum().backward()
         assert maps.grad is not None
         return maps.grad
 
-    torch.testing.assert_close(gradient((0.5, 0.6, 0.7)), gradient((0.5,)), atol=1e-6, rtol=1e-4)
+    one = gradient((0.5,))
+    torch.testing.assert_close(gradient((0.5, 0.6, 0.7)), one, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(gradient((0.5, 0.6, 0.7), train=False), 3 * one, atol=1e-6, rtol=1e-4)
 
 
 def test_code_weights_and_thresholds_grow_with_the_stage() -> None:

@@ -12,14 +12,7 @@ from PIL import Image
 
 import run
 from tinycoco import BOX, annotation, entry, write
-
-SMALL = [
-    "task=det", "task.channels=8", "task.hidden=16", "task.proposals=8", "task.candidates=[16,16]",
-    "task.anchor_samples=16", "task.box_samples=8", "model=digits_vit", "model.weights=none", "model.dim=16",
-    "model.depth=1", "model.heads=2", "policy=xattn", "adapt.images=16", "adapt.batch_size=8", "estimator.images=8",
-    "estimator.batch_size=8", "estimator.dual.init=0", "bench.batch_sizes=[2]", "bench.repeats=1", "bench.warmup=0",
-    "draw.count=2", "eval.random_draws=2", "threads=1", "device=cpu",
-]  # fmt: skip
+from tinydet import RUN
 
 
 def rows(run_dir: Path) -> dict[str, dict[str, Any]]:
@@ -30,7 +23,7 @@ def rows(run_dir: Path) -> dict[str, dict[str, Any]]:
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("det") / "run"
     methods = ["methods=[dense,random,oracle]", "eval.images=12", "eval.batch_size=6"]
-    assert run.main([*SMALL, "data=digits", "data.val=8", *methods, f"run_dir={run_dir}"]) == 0
+    assert run.main([*RUN, "data=digits", "data.val=8", *methods, f"run_dir={run_dir}"]) == 0
     return run_dir
 
 
@@ -73,7 +66,7 @@ def test_padding_spends_no_tokens_and_results_name_the_file_s_images(coco: Path,
     run_dir = tmp_path / "run"
     data = ["data=coco", f"data.root={coco}"]
     evaluation = ["methods=[dense,entropy]", "eval.images=8", "eval.batch_size=4"]
-    assert run.main([*SMALL, *data, *evaluation, f"run_dir={run_dir}"]) == 0
+    assert run.main([*RUN, *data, *evaluation, f"run_dir={run_dir}"]) == 0
     found = rows(run_dir)
     assert found["dense"]["token_fraction"] == 1.0
     assert 0.5 < found["dense"]["canvas_fraction"] < 0.95
@@ -90,8 +83,24 @@ def test_padding_spends_no_tokens_and_results_name_the_file_s_images(coco: Path,
     assert run.main(["do=bench", f"run_dir={run_dir}"]) == 0
 
 
+@pytest.mark.parametrize("thresholds", ["[0.5]", "[0.5,0.6]"])
+def test_a_policy_that_looks_learns_from_slopes_on_padded_canvases(coco: Path, tmp_path: Path, thresholds: str) -> None:
+    settings = ["model.depth=2", "policy=look", "policy.depth=1", "estimator=credit", "estimator.images=16",
+                "estimator.batch_size=8", f"task.thresholds={thresholds}", "methods=[]", "eval.images=4"]  # fmt: skip
+    where = [f"data.root={coco}", f"run_dir={tmp_path / 'run'}"]
+    own = [word for word in RUN if not word.startswith(("policy", "estimator", "model.depth"))]
+    assert run.main([*own, *settings, "data=coco", *where, "log_every=1"]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    learnt = [line for line in lines if line["phase"] == "estimate_look"]
+    assert len(learnt) == 2
+    assert all(line["saved_spread"] > 0 and np.isfinite(line["fit"]) for line in learnt)
+    found = rows(tmp_path / "run")["look"]
+    assert np.isfinite(found["ap"])
+    assert 0 < found["token_fraction"] <= 1
+
+
 def test_reducers_refuse_padding(coco: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [*SMALL, "data=coco", f"data.root={coco}", "methods=[tome]", f"run_dir={tmp_path / 'run'}"]
+    arguments = [*RUN, "data=coco", f"data.root={coco}", "methods=[tome]", f"run_dir={tmp_path / 'run'}"]
     assert run.main([*arguments, "policy=entropy", "eval.images=4", "model.depth=3", "budget=0.9"]) == 2
     assert "would read the padding of a canvas as picture" in capsys.readouterr().err
 

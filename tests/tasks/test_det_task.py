@@ -157,7 +157,7 @@ def test_an_image_without_proposals_or_objects_costs_nothing_of_the_box_heads() 
     detect = task()
     reading = read(detect, images(1, 64), target([]))
     reading.proposals.live.zero_()
-    shares, _ = detect.detector.cascade.errors(
+    shares, _, _ = detect.detector.cascade.errors(
         reading.maps, reading.strides, reading.proposals, [(torch.zeros(0, 4), torch.zeros(0).long())], reading.sizes,
         sample=False,
     )  # fmt: skip
@@ -287,6 +287,15 @@ def test_an_official_checkpoint_loads_whole(tmp_path, capsys) -> None:
         "roi_heads.box_predictor.0.cls_score.weight": "cascade.heads.0.classifier.weight",
     }.items():
         assert torch.equal(state[theirs], own[ours])
+    assert not any(key.startswith("masks.") for key in own)
+    masked = Detect(DetectConfig(**settings, masks=True, mask_convs=4, weights=out), context()).detector.state_dict()
+    for theirs, ours in {
+        "mask_fcn1.weight": "convs.0.0.weight", "mask_fcn4.norm.bias": "convs.3.1.bias",
+        "deconv.weight": "predictor.conv5_mask.weight", "predictor.bias": "predictor.mask_fcn_logits.bias",
+    }.items():  # fmt: skip
+        assert torch.equal(state[f"roi_heads.mask_head.{theirs}"], masked[f"masks.{ours}"])
+    with pytest.raises(SplitError, match=r"missing: masks\.convs\.4"):
+        Detect(DetectConfig(**settings, masks=True, mask_convs=5, weights=out), context())
     with pytest.raises(SplitError, match=r"no place for roi_heads\.keypoint\.weight"):
         convert({**state, "roi_heads.keypoint.weight": torch.zeros(1)})
     assert main([str(tmp_path / "none.pth"), str(out)]) == 2
@@ -302,7 +311,9 @@ def official(*, dim: int, channels: int, hidden: int, classes: int) -> dict[str,
         "backbone.simfp_2.3.weight": (dim // 2, dim // 4, 2, 2), "backbone.simfp_2.3.bias": (dim // 4,),
         "backbone.simfp_3.0.weight": (dim, dim // 2, 2, 2), "backbone.simfp_3.0.bias": (dim // 2,),
         "proposal_generator.anchor_generator.cell_anchors.0": (3, 4), "pixel_mean": (3, 1, 1),
-        "roi_heads.mask_head.deconv.weight": (channels, channels, 2, 2),
+        "roi_heads.mask_head.deconv.weight": (channels, channels, 2, 2), "roi_heads.mask_head.deconv.bias": (channels,),
+        "roi_heads.mask_head.predictor.weight": (classes, channels, 1, 1),
+        "roi_heads.mask_head.predictor.bias": (classes,),
         "proposal_generator.rpn_head.objectness_logits.weight": (3, channels, 1, 1),
         "proposal_generator.rpn_head.objectness_logits.bias": (3,),
         "proposal_generator.rpn_head.anchor_deltas.weight": (12, channels, 1, 1),
@@ -316,6 +327,10 @@ def official(*, dim: int, channels: int, hidden: int, classes: int) -> dict[str,
     for n in range(2):
         key = f"proposal_generator.rpn_head.conv.conv{n}"
         shapes |= {f"{key}.weight": (channels, channels, 3, 3), f"{key}.bias": (channels,)}
+    for n in range(1, 5):
+        key = f"roi_heads.mask_head.mask_fcn{n}"
+        shapes |= {f"{key}.weight": (channels, channels, 3, 3)}
+        shapes |= {f"{key}.norm.{part}": (channels,) for part in ("weight", "bias")}
     for stage in range(3):
         for n in range(1, 5):
             key = f"roi_heads.box_head.{stage}.conv{n}"

@@ -46,6 +46,9 @@ class AdaptConfig(Section):
     images: int = Field(50_000, ge=0, description="images seen; 0 skips the phase")
     batch_size: int = Field(512, ge=1, description="images per step")
     backbone_lr: float = Field(1e-6, ge=0, description="peak learning rate of the backbone; 0 freezes it")
+    layer_decay: float | None = Field(
+        None, gt=0, le=1, description="factor on the backbone's rate for each block further from its output; null is 1"
+    )
     head_lr: float = Field(1e-4, ge=0, description="peak learning rate of the task's head and the pyramid's new layers")
     weight_decay: float = Field(0.05, ge=0, description="AdamW weight decay")
     grad_clip: float = Field(1.0, gt=0, description="largest gradient norm")

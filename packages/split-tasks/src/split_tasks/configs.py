@@ -67,11 +67,7 @@ class SegmentConfig(PluginConfig):
 
 
 class _Images(PluginConfig):
-    """How many images a split nominally has; generated data sets have no end, this is an epoch.
-
-    Attributes:
-        train, val, test: images in an epoch of the split.
-    """
+    """Images of a split's nominal epoch; generated data sets have no end."""
 
     train: Count = 1_000_000
     val: Count = 2_000
@@ -115,8 +111,7 @@ class DigitsConfig(_Images):
 class CompositesConfig(_Images):
     """Data set `composites`.
 
-    The defaults are those at which policies were seen to differ: textured backgrounds (on smooth ones a pasted
-    edge is the only detail, and entropy finds it) and objects of a third to half of the side.
+    At the defaults policies were seen to differ: backgrounds have texture (entropy finds any edge on smooth ones).
 
     Attributes:
         cutouts: folder <class>/*.png with transparency, or None for the fetched cache.
@@ -128,6 +123,7 @@ class CompositesConfig(_Images):
         rotate: largest rotation of an object in degrees, either way.
         shade: largest relative change of an object's brightness, either way.
         questions: make a question and answer for each image (task `vqa`).
+        masks: give each object's own visible pixels (task `det` with masks).
     """
 
     train: Count = 50_000
@@ -142,6 +138,7 @@ class CompositesConfig(_Images):
     rotate: Annotated[float, Field(ge=0, le=180)] = 20.0
     shade: Annotated[float, Field(ge=0, lt=1)] = 0.2
     questions: bool = True
+    masks: bool = False
 
     @model_validator(mode="after")
     def _ordered(self) -> CompositesConfig:

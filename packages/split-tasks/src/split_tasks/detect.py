@@ -19,9 +19,11 @@ from split_tasks.detection.cascade import Truth
 from split_tasks.detection.configs import DetectConfig
 from split_tasks.detection.detector import Detector, Reading
 from split_tasks.detection.geometry import picture_sizes
+from split_tasks.detection.rle import paste
+from split_tasks.detection.softnms import Detections
 from split_tasks.models.weights import load_strict, read_weights
 from split_tasks.objects import object_cells
-from split_tasks.paint import boxed
+from split_tasks.paint import boxed, shaded
 
 if TYPE_CHECKING:
     from split_core.model import SplitViT
@@ -38,15 +40,15 @@ class Detect(Task):
     of one sample (`detection.matching`): nothing in it is random, and no other image has a part in it.
 
     Targets: "boxes", a list of b tensors (n, 4) in px of the canvas, and "labels", as many class indices; "mask"
-    (b, H, W) where the data know the objects' pixels; "annotations", where they come from a file
-    (`detection.average_precision.Annotations`).
+    (b, H, W) where the data know the objects' pixels; "masks", a list of b (n, h, w), each object's own on the picture,
+    with `masks`; "annotations", where they come from a file (`detection.average_precision.Annotations`).
 
     Args:
         config: neck, heads, suppression.
         context: its data has `box_classes`, and `category_ids` where its file numbers classes in its own way.
 
     Raises:
-        SplitError: the data has no boxes, or the patches are not square.
+        SplitError: the data has no boxes, or no masks and they are wanted, or the patches are not square.
     """
 
     metric_name = "image_ap50"
@@ -59,11 +61,16 @@ class Detect(Task):
         self.classes = tuple(getattr(context.data, "box_classes", ()))
         if not self.classes:
             raise SplitError("task=det needs boxes, and this data set has none; digits, composites and coco do")
+        if config.masks and not getattr(context.data, "has_masks", False):
+            raise SplitError("task.masks=true needs the objects' masks: data.masks=true, with composites or coco")
         self.category_ids = tuple(getattr(context.data, "category_ids", range(1, len(self.classes) + 1)))
         self.detector = Detector(config, dim=context.dim, classes=len(self.classes))
         if config.weights is not None:
             path = config.weights.expanduser()
-            load_strict(self.detector, read_weights(path), source=str(path), head=None)
+            state = read_weights(path)
+            if not config.masks:  # official checkpoints have them
+                state = {key: value for key, value in state.items() if not key.startswith("masks.")}
+            load_strict(self.detector, state, source=str(path), head=None)
 
     def output(self, model: SplitViT | Reducer, features: Features, target: Target | None = None) -> Reading:
         """Proposals of every image; its detections too where no truth is at hand that could be asked for an error.
@@ -82,11 +89,11 @@ class Detect(Task):
 
     def error(self, output: Reading, target: Target) -> Float[Tensor, " b"]:
         """Mean over samples of the detection loss of each image, in float32 whatever the autocast."""
-        return output.error(_truth(target))
+        return output.error(_truth(target), target.get("masks"))
 
     def error_map(self, output: Reading, target: Target) -> Float[Tensor, "b r c"]:
         """The error of each anchor and each proposal, in the cell that it is centred on."""
-        share, middle = output.shares(_truth(target))
+        share, middle = output.shares(_truth(target), target.get("masks"))
         cells = (output.sizes // output.patch).flip(1)[:, None]
         at = (middle / output.patch).long().clamp_min(0).minimum(cells - 1)
         grid = output.grid
@@ -96,7 +103,7 @@ class Detect(Task):
 
     def loss(self, output: Reading, target: Target, features: Features) -> Float[Tensor, ""]:
         """The same on a random sample of anchors and proposals, as detectors train; mean over the images."""
-        return output.error(_truth(target), sample=True).mean()
+        return output.error(_truth(target), target.get("masks"), sample=True).mean()
 
     def score(self, output: Reading, target: Target) -> Float[Tensor, " b"]:
         """Average precision at overlap .5 within each image: to pair methods by."""
@@ -104,8 +111,8 @@ class Detect(Task):
         return torch.tensor([image_precision(*image) for image in truth], device=output.sizes.device)
 
     def metric(self) -> AveragePrecision:
-        """COCO's average precisions."""
-        return AveragePrecision(self.classes, self.category_ids)
+        """COCO's average precisions, of boxes and, where there are any, of masks."""
+        return AveragePrecision(self.classes, self.category_ids, masks=self.config.masks)
 
     def objects(self, target: Target, grid: Grid, patch_size: tuple[int, int]) -> Bool[Tensor, "b r c"]:
         """Fine cells on objects: on their pixels where the data know them, else in their boxes."""
@@ -119,24 +126,30 @@ class Detect(Task):
         self, pictures: Sequence[Image.Image], size: tuple[int, int], *, output: Reading | None = None,
         target: Target | None = None,
     ) -> list[Image.Image] | None:  # fmt: skip
-        """Boxes with their classes, and scores where they are guesses."""
+        """Boxes with their classes, scores where they are guesses, and masks where there are any."""
+        shown: list[tuple[Tensor, Tensor, Tensor | None, Tensor | None]]
         if output is not None:
-            found = [one.scores >= SHOWN for one in output.detections]
-            shown = [
-                (one.boxes[high], one.labels[high], one.scores[high])
-                for one, high in zip(output.detections, found, strict=True)
-            ]
+            shown = [_drawn(one, size) for one in output.detections]
         elif target is not None:
-            shown = [(boxes, labels, None) for boxes, labels in _truth(target)]  # type: ignore[misc]
+            masks = target.get("masks", [None] * len(pictures))
+            shown = [(*boxes, None, own) for boxes, own in zip(_truth(target), masks, strict=True)]
         else:
             return None
         return [
             boxed(
-                picture, boxes.tolist(), labels.tolist(), [self.classes[label] for label in labels.tolist()],
+                picture if masks is None else shaded(picture, masks.cpu().numpy(), labels.tolist(), size=size),
+                boxes.tolist(), labels.tolist(), [self.classes[label] for label in labels.tolist()],
                 scores=None if scores is None else scores.tolist(), size=size,
             )
-            for picture, (boxes, labels, scores) in zip(pictures, shown, strict=True)
+            for picture, (boxes, labels, scores, masks) in zip(pictures, shown, strict=True)
         ]  # fmt: skip
+
+
+def _drawn(found: Detections, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Boxes, labels, scores and masks of the detections that are shown."""
+    count = int((found.scores >= SHOWN).sum())  # best first
+    masks = None if found.masks is None else paste(found.masks[:count], found.boxes[: len(found.masks)][:count], size)
+    return found.boxes[:count], found.labels[:count], found.scores[:count], masks
 
 
 def inside(boxes: Float[Tensor, "n 4"], size: tuple[int, int]) -> Bool[Tensor, "H W"]:

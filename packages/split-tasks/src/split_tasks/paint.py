@@ -37,6 +37,24 @@ def overlay(picture: Image.Image, labels: NDArray[Any], *, clear: Collection[int
     return Image.fromarray(np.round(pixels * (1 - weight) + painted * weight).astype(np.uint8))
 
 
+def shaded(picture: Image.Image, masks: NDArray[Any], labels: Sequence[int], *, size: tuple[int, int]) -> Image.Image:
+    """The picture with objects in the colours of their classes, worst first so that the best lie on top.
+
+    Args:
+        picture: RGB, enlarged by a whole number.
+        masks: (n, h, w) pixels of each object before that, best first, from the top left of the picture.
+        labels: of each, and perhaps of more.
+        size: (H, W) of the picture before that; masks may end earlier, where it is padded.
+    """
+    pixels = np.array(picture, dtype=np.float32)
+    ink, times = colours(max(labels, default=0) + 1), picture.height // size[0]
+    for index in reversed(range(len(masks))):
+        large = masks[index].repeat(times, 0).repeat(times, 1)
+        part = pixels[: large.shape[0], : large.shape[1]]
+        part[large] = part[large] * (1 - OPACITY) + ink[labels[index]] * OPACITY
+    return Image.fromarray(np.round(pixels).astype(np.uint8))
+
+
 def boxed(
     picture: Image.Image, boxes: Sequence[Sequence[float]], labels: Sequence[int], names: Sequence[str], *,
     scores: Sequence[float] | None, size: tuple[int, int],

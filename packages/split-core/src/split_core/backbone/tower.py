@@ -187,6 +187,10 @@ class VisionTower(nn.Module):
     def cls_token(self) -> Float[Tensor, "1 1 d"] | None:
         return self.embeddings.class_embedding[None, None] if self.num_prefix_tokens else None
 
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Which parameters are of the stem and which of what block, as timm's models say it."""
+        return {"stem": r"^embeddings|norm_pre", "blocks": r"^blocks\.(\d+)"}
+
     def tokens(self, images: Float[Tensor, "b ch H W"]) -> Float[Tensor, "b n d"]:
         """What the dense encoder gives after the last block read, the class token included."""
         return self.forward_intermediates(images, indices=[])[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,12 +12,13 @@ from split_core.config import RunConfig
 from split_core.decision import Decision
 from split_core.draws import uniform
 from split_core.engine import shard
-from split_core.engine.assemble import chooser, scorers
+from split_core.engine.assemble import chooser
 from split_core.engine.checkpoint import load_weights
+from split_core.engine.groups import clip, learning_rate_factor, parameter_groups
 from split_core.engine.handover import take_over
 from split_core.engine.loader import step_seed, to_device, training_batches, valid_of
 from split_core.engine.masks import Masks, PolicyMasks, WarmStartMasks
-from split_core.engine.methods import WARM
+from split_core.engine.methods import WARM, stage_of
 from split_core.engine.session import Learner, Session
 from split_core.features import Features
 from split_core.quadtree import build_layout
@@ -69,13 +69,13 @@ def own_settings(config: RunConfig, policy: str) -> dict[str, Any]:
 def load_learner(session: Session, weights: str, policy: str, *, rule: Any = None) -> Learner:
     """A model of this run by the stem of its weights, with another policy if `policy` is not the one saved with it."""
     path = session.run_dir / "models" / f"{weights}.safetensors"
-    saved = session.learner(own_settings(session.config, weights.removesuffix(WARM)), rule=rule)
+    saved = session.learner(own_settings(session.config, stage_of(weights)), rule=rule)
     saved.facts = load_weights(path, saved.modules())
     if "offset" in saved.facts and chooser(saved.model).learned:
         # its logits only order parents; the budget is spent here
         decision = saved.split.decision
         saved.split.decision = Decision(decision.rule, decision.budget, saved.facts["offset"])
-    if policy != weights.removesuffix(WARM):
+    if policy != stage_of(weights):
         other = session.learner(own_settings(session.config, policy), rule=rule)
         saved.split.policy, saved.split.decision = other.split.policy, other.split.decision
     return saved.eval()
@@ -90,14 +90,16 @@ class AdaptStep(nn.Module):
 
     def forward(
         self, images: Tensor, target: Mapping[str, Any], masks: Any, generator: torch.Generator,
-        valid: Tensor | None = None,
+        valid: Tensor | None = None, *, told: bool = True,
     ) -> dict[str, Tensor]:  # fmt: skip
+        """Loss and numbers of a batch; `told`: the error too, which may cost another pass through the task's head."""
         features, fraction, further = self.read(images, masks, generator, valid)
         output = self.task.output(self.model, features, target)
         loss = self.task.loss(output, target, features)
-        with torch.no_grad():
-            error = self.task.error(output, target).mean()
-        result = {"loss": loss, "error": error, "token_fraction": fraction}
+        result = {"loss": loss, "token_fraction": fraction}
+        if told:
+            with torch.no_grad():
+                result["error"] = self.task.error(output, target).mean()
         for name, value in further.items():
             result |= {"loss": result["loss"] + value, name: value.detach()}
         return result
@@ -198,17 +200,18 @@ def _train(session: Session, learner: Learner, masks: Masks | Strengths, *, phas
         generator = ranks.generator(step_seed(config.seed, f"{phase}/masks", step), len(batch["image"]))
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak * learning_rate_factor(step, steps, config.adapt.warmup)
+        told = (step + 1) % config.log_every == 0 or step + 1 == steps
         with session.accelerator.autocast():
-            result = wrapped(batch["image"], batch["target"], masks, generator, valid_of(learner.model, batch))
+            valid = valid_of(learner.model, batch)
+            result = wrapped(batch["image"], batch["target"], masks, generator, valid, told=told)
         session.accelerator.backward(result["loss"])
         session.accelerator.unscale_gradients(optimizer)  # once for all groups
-        for group in optimizer.param_groups:  # apart: the policy's gradient must not shrink the backbone's step
-            nn.utils.clip_grad_norm_(group["params"], config.adapt.grad_clip)
+        clip(optimizer.param_groups, config.adapt.grad_clip)
         optimizer.step()
         optimizer.zero_grad()
         numbers = ranks.means({name: value.item() for name, value in result.items()})
         extra = masks.after(numbers["token_fraction"])
-        if (step + 1) % config.log_every == 0 or step + 1 == steps:
+        if told:
             session.log.write(phase, step, numbers | extra)
         saver.offer(
             step + 1,
@@ -229,42 +232,3 @@ def load_plain(module: nn.Module, optimizer: Any, saved: Mapping[str, Any]) -> N
     """Inverse of `plain_state`."""
     module.load_state_dict(saved["weights"])
     optimizer.load_state_dict(saved["optimizer"])
-
-
-def parameter_groups(learner: Learner, config: RunConfig) -> list[dict[str, Any]]:
-    """Backbone, new layers (head, pyramid, task) and what decides about tokens: each at its own rate, none frozen."""
-    head = {f"model.vit.{name}" for name in ("head", "fc_norm", "head_dist")}
-    idle = ("vit.norm.",) if learner.model.taps else ()  # heads on taps read what stands before the final norm
-    deciding = scorers(learner.model)
-    if config.warmstart.policy is not None:
-        idle = (*idle, "policy.")  # it was taught elsewhere, and the estimator's turn comes later
-    groups: dict[str, list[Tensor]] = {"backbone": [], "head": [], "policy": []}
-    named = [(f"{part}.{key}", p) for part, module in learner.modules().items() for key, p in module.named_parameters()]
-    for name, parameter in named:
-        frozen = any(name.removeprefix("model.").startswith(prefix) for prefix in (*config.adapt.freeze, *idle))
-        parameter.requires_grad_(not frozen)
-        if frozen:
-            continue
-        if name.startswith(deciding):
-            groups["policy"].append(parameter)
-        elif name.startswith("model.vit.") and not any(name.startswith(f"{h}.") for h in head):
-            groups["backbone"].append(parameter)
-        else:
-            groups["head"].append(parameter)
-    rates = {"backbone": config.adapt.backbone_lr, "head": config.adapt.head_lr, "policy": config.warmstart.policy_lr}
-    if not rates["backbone"]:
-        for unmoved in groups.pop("backbone"):
-            unmoved.requires_grad_(False)
-    decay = config.adapt.weight_decay
-    return [
-        {"params": params, "lr": rates[name], "weight_decay": decay if name != "policy" else 0.0}
-        for name, params in groups.items() if params
-    ]  # fmt: skip
-
-
-def learning_rate_factor(step: int, steps: int, warmup: float) -> float:
-    """Linear rise over the first share of the steps, then half a cosine down to zero."""
-    rise = max(1, round(warmup * steps))
-    if step < rise:
-        return (step + 1) / rise
-    return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))

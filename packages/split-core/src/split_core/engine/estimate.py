@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from split_core import registry
+from split_core.config import RunConfig
 from split_core.engine.adapt import load_learner
 from split_core.engine.calibration import calibrated, objects_of
+from split_core.engine.checkpoint import save_weights
 from split_core.engine.handover import after
 from split_core.engine.loader import step_seed, to_device, training_batches, valid_of
-from split_core.engine.methods import WARM
+from split_core.engine.methods import WARM, snapshot
 from split_core.engine.session import Learner, Session
 from split_core.features import Features
 from split_core.learn.config import EstimatorConfig
@@ -33,7 +36,7 @@ def estimate(session: Session) -> None:
         return
     settings = config.settings("estimator")
     assert isinstance(settings, EstimatorConfig)
-    steps = settings.images // settings.batch_size
+    steps = settings.steps
     learner = load_learner(session, name + WARM, name, rule=config.decision)
     for module in learner.modules().values():
         module.requires_grad_(False)
@@ -42,14 +45,19 @@ def estimate(session: Session) -> None:
     estimator: Estimator = registry.build("estimator", config.estimator, context)
     if steps:
         seconds = _train(session, learner, estimator, settings, steps)
-    facts: dict[str, object] = {"source": name + WARM}
-    if steps:
-        images = steps * settings.batch_size
-        own = {"estimator": config.estimator["name"], "learned_images": images, "learned_seconds": seconds}
-        facts |= after(learner.facts.get("taught"), own)
+    facts = learned(config, learner, steps, seconds) if steps else {"source": name + WARM}
     if steps and not estimator.holds_budget:
         facts["offset"] = calibrated(session, learner.eval(), "train").offset
     session.finish(path, learner, facts, phase=f"estimate_{name}")
+
+
+def learned(config: RunConfig, learner: Learner, steps: int, seconds: float) -> dict[str, Any]:
+    """What the weights' file of a policy says after so many steps."""
+    own = {
+        "estimator": config.estimator["name"], "learned_images": steps * config.estimator["batch_size"],
+        "learned_seconds": seconds,
+    }  # fmt: skip
+    return {"source": config.policy["name"] + WARM, **after(learner.facts.get("taught"), own)}
 
 
 def _train(session: Session, learner, estimator: Estimator, settings: EstimatorConfig, steps: int) -> float:  # type: ignore[no-untyped-def]
@@ -104,6 +112,8 @@ def _train(session: Session, learner, estimator: Estimator, settings: EstimatorC
         _learn(session, model, estimator, lesson, optimizer, settings.grad_clip)
         if (step + 1) % config.log_every == 0 or step + 1 == steps:
             session.log.write(phase, step, ranks.means(estimator.metrics()))
+        if step + 1 in settings.kept:
+            _keep(session, learner, step + 1, before + clock() - began)
         saver.offer(
             step + 1,
             steps,
@@ -115,6 +125,13 @@ def _train(session: Session, learner, estimator: Estimator, settings: EstimatorC
             },
         )
     return before + clock() - began
+
+
+def _keep(session: Session, learner: Learner, step: int, seconds: float) -> None:
+    """Save the policy as it is now beside the one that it becomes."""
+    path = session.run_dir / "models" / f"{snapshot(session.config.policy['name'], step)}.safetensors"
+    facts = learned(session.config, learner, step, seconds)
+    session.ranks.same(lambda: save_weights(path, learner.modules(), facts))
 
 
 def _learn(session, model, estimator: Estimator, lesson: Lesson, optimizer, grad_clip) -> None:  # type: ignore[no-untyped-def]

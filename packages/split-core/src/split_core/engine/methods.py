@@ -4,6 +4,7 @@ A method is a splitting policy or a reducer (ToMe, EViT ...), by its registered 
 
     dense, random, entropy ...   fine-tuned on their own partitions
     cosine, NAME_warmstart, NAME the warm start's partitions are the cosine rule's, so the three share a backbone
+    NAME_step12                  the policy as it was then (`estimator.snapshots`), at the budget as the warm start is
     tome, evit ...               fine-tuned reduced as deployed (or as their own training says), at the budget's FLOPs
     analysis policies (oracle)   not rivals; they run on the learned policy's backbone
                                  (both on the cosine rule's own if that policy decides within the backbone)
@@ -14,12 +15,14 @@ threshold that spends the budget (`eval.calibrate` says on which images); a lear
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 from split_core import registry
 from split_core.config import RunConfig
 from split_core.engine.assemble import is_reducer
 from split_core.errors import SplitError
+from split_core.learn.config import EstimatorConfig
 
 WARM, MATCHED = "_warmstart", "_matched"
 
@@ -63,6 +66,9 @@ def plan(config: RunConfig) -> list[Method]:
             )
     if policy_class(own).analysis:
         raise SplitError(f"policy={own} sees labels and is for comparison only; name it in eval.methods")
+    settings = config.settings("estimator")
+    kept = settings.kept if learned and isinstance(settings, EstimatorConfig) else ()
+    names += [snapshot(own, step) for step in kept]
     rows = [method(name, own if learned else None) for name in [*names, own]]
     if learned and config.eval.calibrate == "test":
         rows.append(replace(rows[-1], name=own + MATCHED, calibrated=True))
@@ -73,14 +79,24 @@ def method(name: str, learned: str | None) -> Method:
     """A row by name. `learned` is the run's learned policy, or None."""
     if learned and name == learned:
         return Method(name, name, learned + WARM, name, calibrated=False)
-    if learned and name == learned + WARM:
-        return Method(name, learned, name, name, calibrated=True)
+    if learned and stage_of(name) == learned:
+        return Method(name, learned, learned + WARM, name, calibrated=True)
     kind = policy_class(name)
     source = name
     if learned and (name == "cosine" or kind.analysis):
         # A backbone that learned to take in fine tokens half-way up serves no policy that decides before it.
         source = "cosine" if policy_class(learned).carries else learned + WARM
     return Method(name, name, source, source, calibrated=kind.default_rule == "image" and not kind.exact)
+
+
+def snapshot(policy: str, step: int) -> str:
+    """What a learned policy is called as it was after a step."""
+    return f"{policy}_step{step}"
+
+
+def stage_of(name: str) -> str:
+    """The policy of which this is the warm start or a snapshot; a name that is neither as it is."""
+    return re.sub(rf"({WARM}|_step\d+)$", "", name)
 
 
 def sources(methods: list[Method]) -> list[str]:

@@ -33,6 +33,13 @@ class Ranks:
     def __init__(self, rank: int = 0, world: int = 1, device: torch.device | str = "cpu") -> None:
         self.rank, self.world, self.device = rank, world, torch.device(device)
 
+    @classmethod
+    def present(cls, device: torch.device | str = "cpu") -> Ranks:
+        """The processes as torch.distributed knows them, for what is handed none (`split_core.task.Metric`)."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return cls()
+        return cls(dist.get_rank(), dist.get_world_size(), device)
+
     @property
     def main(self) -> bool:
         """Whether this is the process that writes."""

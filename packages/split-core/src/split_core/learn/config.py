@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -39,11 +39,24 @@ class EstimatorConfig(PluginConfig):
     lr: float = Field(1e-5, gt=0, description="peak learning rate of the policy")
     schedule: Literal["constant", "cosine"] = Field("constant", description="of the learning rate; cosine ends at zero")
     grad_clip: float | None = Field(1.0, gt=0, description="largest gradient norm of the policy; null for no limit")
+    snapshots: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = Field(
+        (), description="shares of the run at which the policy is kept too, and evaluated as NAME_stepK"
+    )
 
     @model_validator(mode="after")
     def _check_steps(self) -> EstimatorConfig:
         check_steps(self.images, self.batch_size)
         return self
+
+    @property
+    def steps(self) -> int:
+        """Batches seen."""
+        return self.images // self.batch_size
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Steps after which the policy is kept, rising; the end is no snapshot."""
+        return tuple(sorted({round(share * self.steps) for share in self.snapshots} - {0, self.steps}))
 
     def decay(self, progress: float) -> float:
         """Factor on `lr` at a share of the run."""
@@ -74,7 +87,7 @@ class PPOConfig(EstimatorConfig):
 
     @model_validator(mode="after")
     def _check_price(self) -> PPOConfig:
-        check_price(self.dual, self.images // self.batch_size)
+        check_price(self.dual, self.steps)
         return self
 
 
@@ -104,7 +117,7 @@ class GateConfig(EstimatorConfig):
 
     @model_validator(mode="after")
     def _check_price(self) -> GateConfig:
-        check_price(self.dual, self.images // self.batch_size)
+        check_price(self.dual, self.steps)
         return self
 
 

@@ -1,4 +1,4 @@
-"""Data set `coco`: pictures with boxes, annotated in COCO's json."""
+"""Data set `coco`: pictures with boxes and masks, annotated in COCO's json."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional
-from torchvision.tv_tensors import Image
+from torchvision.tv_tensors import Image, Mask
 
 from split_core.errors import SplitError
 from split_core.pictures import PictureError, read_rgb
 from split_core.task import DataContext, Problem
 from split_tasks.data import common
 from split_tasks.data.cocojson import read_index
-from split_tasks.data.detaugment import ScaleJitter, fill, marked, pad
+from split_tasks.data.detaugment import Objects, ScaleJitter, fill, marked, pad
+from split_tasks.detection import rle
 from split_tasks.detection.average_precision import Annotations
 from split_tasks.detection.configs import CocoConfig
-from split_tasks.detection.geometry import has_area
 
 logger = logging.getLogger(__name__)
 SIZE = (1024, 1024)
@@ -36,13 +36,14 @@ class Coco:
         context: split, image size (None is 1024), channels and normalisation.
 
     Items: {"image": (c, h, w) of at most the image size, "target": {"boxes": (n, 4) left, top, right, bottom in its px,
-    "labels": (n,), and in evaluation "annotations": `Annotations`}}. `collate` pads the pictures to one canvas and says
-    how far each reaches. Crowds and boxes without area are no objects to find; in evaluation the annotations still
-    hold them.
+    "labels": (n,), with config.masks "masks": (n, h, w) bool, and in evaluation "annotations": `Annotations`}}.
+    `collate` pads the pictures to one canvas and says how far each reaches. Crowds and boxes without area are not to be
+    found; in evaluation the annotations still hold them.
 
     Attributes:
         classes, box_classes: names in the order of their identities.
         category_ids: those identities.
+        has_masks: objects come with their own pixels.
         dropped: boxes without area.
 
     Raises:
@@ -57,7 +58,8 @@ class Coco:
         if not self.folder.is_dir():
             raise SplitError(f"data.images: no folder {self.folder}")
         path = config.place("annotations", self.split)
-        self.index = read_index(path)
+        self.has_masks = config.masks
+        self.index = read_index(path, masks=config.masks)
         self.classes = self.box_classes = self.index.names
         self.category_ids = self.index.category_ids
         train = config.place("annotations", "train")
@@ -83,23 +85,28 @@ class Coco:
         image = self.picture(number)
         own = self.index.of(number)
         there = self._found[own]
-        corners = _corners(self.index.boxes[own][there])
-        boxes = marked(torch.from_numpy(corners).float(), (image.shape[1], image.shape[2]))
-        boxes = functional.clamp_bounding_boxes(boxes)
+        height, width = image.shape[-2:]
+        boxes = marked(torch.from_numpy(_corners(self.index.boxes[own][there])).float(), (height, width))
         labels = torch.from_numpy(np.searchsorted(self.category_ids, self.index.categories[own][there]))
+        masks = None
+        if self.index.masks is not None:
+            codes = [code for code, here in zip(self.index.masks[own], there, strict=True) if here]
+            masks = Mask(rle.decode(codes, (height, width)))
+        objects = Objects(functional.clamp_bounding_boxes(boxes), labels, masks)
         target: dict[str, Any] = {}
         if self.split == "train" and self.config.augment:
-            image, boxes, labels = self.jitter(image, boxes, labels)
+            image, objects = self.jitter(image, objects)
         else:
-            height, width = image.shape[-2:]
-            image, boxes = fill(image, boxes, self.size)
-            scale = (image.shape[1] / height, image.shape[2] / width)
-            left = has_area(boxes.as_subclass(Tensor))  # at this size, in float32
-            boxes, labels = boxes[left], labels[left]
+            image, objects = fill(image, objects, self.size)
+            objects = objects.visible()  # at this size, in float32
             if self.split != "train":
+                scale = (image.shape[1] / height, image.shape[2] / width)
                 target["annotations"] = self._annotations(number, scale)
         pixels = common.normalise(image.as_subclass(Tensor)[None].float() / 255, self.context)[0]
-        return {"image": pixels, "target": {"boxes": boxes.as_subclass(Tensor), "labels": labels, **target}}
+        target |= {"boxes": objects.boxes.as_subclass(Tensor), "labels": objects.labels}
+        if objects.masks is not None:
+            target["masks"] = objects.masks.as_subclass(Tensor)
+        return {"image": pixels, "target": target}
 
     def picture(self, number: int) -> Image:
         """(3, H, W) uint8 of an image, the right way up.
@@ -144,6 +151,7 @@ class Coco:
         return Annotations(
             int(index.image_ids[number]), (int(index.sizes[number, 0]), int(index.sizes[number, 1])), index.boxes[own],
             index.categories[own], index.areas[own], index.crowd[own], scale,
+            None if index.masks is None else index.masks[own],
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Annotations in COCO's json: checked, and kept as arrays (the polygons of COCO's own would fill gigabytes)."""
+"""Annotations in COCO's json: checked, and kept as arrays; masks as run lengths, for polygons would fill gigabytes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from split_core.errors import SplitError
+from split_tasks.detection import rle
 
 Array = NDArray[Any]
 SHOWN = 5
@@ -34,6 +35,7 @@ class Index:
         crowd: (m,) boxes around many objects.
         names: of the classes, in the order of their identities.
         category_ids: those identities, rising.
+        masks: of each annotation, as run lengths; None where they are not asked for.
     """
 
     files: tuple[str, ...]
@@ -46,14 +48,18 @@ class Index:
     crowd: Array
     names: tuple[str, ...]
     category_ids: tuple[int, ...]
+    masks: tuple[rle.Code, ...] | None = None
 
     def of(self, image: int) -> slice:
         """Where an image's annotations are."""
         return slice(int(self.starts[image]), int(self.starts[image + 1]))
 
 
-def read_index(path: Path) -> Index:
+def read_index(path: Path, *, masks: bool = False) -> Index:
     """The annotations in a file; read once as long as it does not change.
+
+    Args:
+        masks: with every object's mask.
 
     Raises:
         SplitError: no such file, no json, or what is in it is no table of annotations; what is wrong is named.
@@ -62,11 +68,11 @@ def read_index(path: Path) -> Index:
         state = path.stat()
     except OSError:
         raise SplitError(f"data.annotations: no file {path}") from None
-    return _read(path, state.st_mtime_ns, state.st_size)
+    return _read(path, state.st_mtime_ns, state.st_size, masks)
 
 
 @lru_cache(maxsize=4)
-def _read(path: Path, changed: int, size: int) -> Index:
+def _read(path: Path, changed: int, size: int, masks: bool) -> Index:
     try:
         content = json.loads(path.read_bytes())
         images, annotations, categories = (list(content[key]) for key in ("images", "annotations", "categories"))
@@ -75,7 +81,7 @@ def _read(path: Path, changed: int, size: int) -> Index:
             f"data.annotations: {path} is no json with images, annotations and categories: {error!r}"
         ) from None
     try:
-        return _index(images, annotations, categories)
+        return _index(images, annotations, categories, masks)
     except SplitError as error:
         raise SplitError(f"data.annotations: {path}: {error}") from None
     except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -83,7 +89,8 @@ def _read(path: Path, changed: int, size: int) -> Index:
 
 
 def _index(
-    images: Sequence[dict[str, Any]], annotations: Sequence[dict[str, Any]], categories: Sequence[dict[str, Any]]
+    images: Sequence[dict[str, Any]], annotations: Sequence[dict[str, Any]], categories: Sequence[dict[str, Any]],
+    masks: bool,
 ) -> Index:  # fmt: skip
     names = {int(category["id"]): str(category["name"]) for category in categories}
     if not images or not names:
@@ -101,6 +108,7 @@ def _index(
             (owner < 0, "belong to no image"),
             (~np.isin(kinds, list(names)), "are of no category"),
             (~np.isfinite(boxes).all(1), "have a box that is no numbers"),
+            (np.array([masks and not a.get("segmentation") for a in annotations], dtype=bool), "have no mask"),
         )
         if wrong.any()
     ]
@@ -110,11 +118,16 @@ def _index(
     areas = np.array([float(a.get("area", a["bbox"][2] * a["bbox"][3])) for a in annotations], dtype=np.float64)
     crowd = np.array([bool(a.get("iscrowd", 0)) for a in annotations], dtype=bool)
     ids = tuple(sorted(names))
+    sizes = np.array([[int(image["height"]), int(image["width"])] for image in images])
+    codes = (
+        tuple(rle.from_annotation(annotations[i]["segmentation"], tuple(sizes[owner[i]].tolist())) for i in order)
+        if masks else None
+    )  # fmt: skip
     return Index(
         tuple(str(image["file_name"]) for image in images), image_ids,
-        np.array([[int(image["height"]), int(image["width"])] for image in images]),
+        sizes,
         np.searchsorted(owner[order], np.arange(len(images) + 1)), boxes[order], kinds[order], areas[order],
-        crowd[order], tuple(names[i] for i in ids), ids,
+        crowd[order], tuple(names[i] for i in ids), ids, codes,
     )  # fmt: skip
 
 

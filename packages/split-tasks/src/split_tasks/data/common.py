@@ -32,7 +32,7 @@ def check_index(index: int, length: int) -> int:
 def collate(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Stack images and every target that is one tensor or number per image; keep ragged ones as lists.
 
-    "boxes" and "labels" (objects per image differ), strings and tuples stay lists of b.
+    What `RAGGED` names (objects per image differ), strings and tuples stay lists of b.
     """
     targets = [sample["target"] for sample in samples]
     batch: dict[str, Any] = {}
@@ -47,7 +47,7 @@ def collate(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"image": torch.stack([sample["image"] for sample in samples]), "target": batch}
 
 
-RAGGED = frozenset({"boxes", "labels"})
+RAGGED = frozenset({"boxes", "labels", "masks"})
 """Target keys whose length is the number of objects of the image."""
 
 

@@ -43,7 +43,7 @@ class BoxHead(nn.Module):
     def __init__(self, channels: int, *, classes: int, convs: int, hidden: int) -> None:
         super().__init__()
         self.features = FastRCNNConvFCHead(
-            (channels, SIDE, SIDE), [channels] * convs, [hidden], norm_layer=_channel_norm
+            (channels, SIDE, SIDE), [channels] * convs, [hidden], norm_layer=channel_norm
         )
         self.classifier = nn.Linear(hidden, classes + 1)
         self.mover = nn.Linear(hidden, 4)
@@ -90,9 +90,9 @@ class Cascade(nn.Module):
     def errors(
         self, maps: Sequence[Tensor], strides: Sequence[float], proposals: Proposals, truth: Truth,
         sizes: Int[Tensor, "b 2"], *, sample: bool,
-    ) -> tuple[Float[Tensor, "b m"], Float[Tensor, "b m 4"]]:  # fmt: skip
-        """Boxes, and each one's share of its image's class and box error: summed over the stages, a mean over the
-        proposals (see `matching`).
+    ) -> tuple[Float[Tensor, "b m"], Float[Tensor, "b m 4"], Float[Tensor, "b m"]]:  # fmt: skip
+        """Each box's share of its image's class and box error, summed over the stages, a mean over the proposals (see
+        `matching`); the boxes; and how much each counts.
 
         The objects themselves are among the proposals, as in the reference. All shares are 0 without a proposal.
         """
@@ -104,7 +104,7 @@ class Cascade(nn.Module):
             if sample and boxes.shape[1] > self.samples:
                 chosen = weight.topk(self.samples).indices
                 weight, boxes = weight.gather(1, chosen), boxes.gather(1, chosen[..., None].expand(-1, -1, 4))
-        start, total = boxes, torch.zeros_like(weight)
+        start, counted, total = boxes, weight, torch.zeros_like(weight)
         for stage in range(len(self.heads)):
             logits, codes = self._read(stage, maps, strides, boxes)
             with torch.no_grad():
@@ -115,13 +115,14 @@ class Cascade(nn.Module):
             with torch.no_grad():
                 boxes = clip(decode(codes, boxes, self._weights(stage)), sizes)
                 weight = weight * has_area(boxes)
-        return total, start
+        return total, start, counted
 
     def _read(
         self, stage: int, maps: Sequence[Tensor], strides: Sequence[float], boxes: Float[Tensor, "b n 4"]
     ) -> tuple[Float[Tensor, "b n classes1"], Float[Tensor, "b n 4"]]:
         pooled = pool(maps, strides, boxes)
-        if pooled.requires_grad and len(self.heads) > 1:  # all stages read the same maps
+        # all stages read the same maps; a policy that learns from slopes wants the error's own
+        if self.training and pooled.requires_grad and len(self.heads) > 1:
             pooled.register_hook(lambda gradient: gradient / len(self.heads))
         logits, codes = self.heads[stage](pooled)
         return logits.view(*boxes.shape[:2], -1), codes.view(*boxes.shape[:2], 4)
@@ -143,22 +144,28 @@ class Cascade(nn.Module):
 
 
 def pool(
-    maps: Sequence[Float[Tensor, "b k _ _"]], strides: Sequence[float], boxes: Float[Tensor, "b n 4"]
-) -> Float[Tensor, "bn k 7 7"]:
-    """A map of 7 x 7 points for each box, read from the level that suits its size."""
+    maps: Sequence[Float[Tensor, "b k _ _"]], strides: Sequence[float], boxes: Float[Tensor, "b n 4"], side: int = SIDE
+) -> Float[Tensor, "bn k q q"]:
+    """A map of side x side points for each box, read from the level that suits its size."""
     batch, count = boxes.shape[:2]
     image = torch.arange(batch, device=boxes.device, dtype=boxes.dtype).repeat_interleave(count)
-    rois = torch.cat([image[:, None], boxes.flatten(0, 1)], 1)
-    level = level_of(boxes, strides).flatten()
-    pooled = maps[0].new_zeros(len(rois), maps[0].shape[1], SIDE, SIDE, dtype=torch.float32)
+    return pool_regions(maps, strides, torch.cat([image[:, None], boxes.flatten(0, 1)], 1), side)
+
+
+def pool_regions(
+    maps: Sequence[Float[Tensor, "b k _ _"]], strides: Sequence[float], rois: Float[Tensor, "n 5"], side: int
+) -> Float[Tensor, "n k q q"]:
+    """The same for boxes that say first whose image they are of, however many each has."""
+    level = level_of(rois[:, 1:], strides)
+    pooled = maps[0].new_zeros(len(rois), maps[0].shape[1], side, side, dtype=torch.float32)
     for index, (features, stride) in enumerate(zip(maps, strides, strict=True)):
         own = (level == index).nonzero()[:, 0]
-        read = roi_align(features.float(), rois[own], SIDE, 1 / stride, sampling_ratio=0, aligned=True)
+        read = roi_align(features.float(), rois[own], side, 1 / stride, sampling_ratio=0, aligned=True)
         pooled = pooled.index_copy(0, own, read)
     return pooled
 
 
-def level_of(boxes: Float[Tensor, "b n 4"], strides: Sequence[float]) -> Int[Tensor, "b n"]:
+def level_of(boxes: Float[Tensor, "*n 4"], strides: Sequence[float]) -> Int[Tensor, "*n"]:
     """The coarsest level on which a box is at least CANONICAL cells wide, by the root of its area; else the finest."""
     side = (boxes[..., 2:] - boxes[..., :2]).clamp_min(0).prod(-1).sqrt()
     starts = torch.tensor([CANONICAL * stride for stride in strides[1:]], device=boxes.device)
@@ -175,5 +182,6 @@ def _with_truth(proposals: Proposals, truth: Truth) -> tuple[Float[Tensor, "b m 
     return torch.cat([proposals.boxes, extra], 1), torch.cat([proposals.live, live], 1)
 
 
-def _channel_norm(channels: int) -> nn.Module:
+def channel_norm(channels: int) -> nn.Module:
+    """LayerNorm over the channels of a map."""
     return LayerNorm2d(channels, eps=1e-6)

@@ -24,6 +24,8 @@ class DetectConfig(PluginConfig):
         thresholds: overlap with an object from which a box holds it; one number for each stage of the cascade.
         convs: 3 x 3 convolutions of a box head.
         hidden: width of its linear layer.
+        masks: say which pixels each object covers, too; the data must (data.masks=true).
+        mask_convs: 3 x 3 convolutions of the mask head.
         nms: overlap above which the worse of two boxes loses score (linear soft-NMS).
         least_score: detections below are left out.
         detections: most of one class in one image.
@@ -42,6 +44,8 @@ class DetectConfig(PluginConfig):
     thresholds: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = (0.5,)
     convs: Annotated[int, Field(ge=0)] = 0
     hidden: Count = 256
+    masks: bool = False
+    mask_convs: Annotated[int, Field(ge=0)] = 2
     nms: Annotated[float, Field(gt=0, lt=1)] = 0.6
     least_score: Annotated[float, Field(ge=0, lt=1)] = 1e-3
     detections: Count = 100
@@ -68,6 +72,7 @@ class CocoConfig(PluginConfig):
         root: folder that holds both.
         images: folder of a split's pictures below root; {split} stands for train or val.
         annotations: file of a split's boxes below root.
+        masks: read the objects' masks too (polygons or run lengths).
         augment: in training, a random scale, crop and flip (large-scale jitter); else as in evaluation, where the
             longer side fills the canvas.
         scale: smallest and largest scale of a training image, in units of the one that fills the canvas.
@@ -78,6 +83,7 @@ class CocoConfig(PluginConfig):
     root: Path
     images: str = "{split}2017"
     annotations: str = "annotations/instances_{split}2017.json"
+    masks: bool = False
     augment: bool = True
     scale: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (0.1, 2.0)
     flip: Share = 0.5

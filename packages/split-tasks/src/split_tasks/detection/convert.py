@@ -3,7 +3,7 @@
     python -m split_tasks.detection.convert CHECKPOINT.pth DETECTOR.safetensors
 
 writes what ``task=det task.weights=`` reads. Every key must have a place: those of the backbone (backbone.net.*) have
-theirs in its own converter; the mask head is dropped, because boxes alone are evaluated, and anchors are made anew.
+theirs in its own converter; anchors are made anew. The mask head is there for ``task.masks=true``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from split_core.errors import SplitError
 from split_tasks.models.eva02_names import convert_file
 
 BACKBONE = "backbone.net."
-DROPPED = ("roi_heads.mask_head.", "proposal_generator.anchor_generator.", "pixel_mean", "pixel_std")
+DROPPED = ("proposal_generator.anchor_generator.", "pixel_mean", "pixel_std")
 PLACES = (
     (r"backbone\.simfp_(\d)\.(\d)\.(.+)", lambda m: f"neck.levels.{int(m[1]) - 2}.{m[2]}.{m[3]}"),
     (r"proposal_generator\.rpn_head\.conv\.conv(\d)\.(.+)", lambda m: f"rpn.head.conv.{m[1]}.0.{m[2]}"),
@@ -30,6 +30,12 @@ PLACES = (
     ),
     (r"roi_heads\.box_predictor\.(\d)\.cls_score\.(.+)", lambda m: f"cascade.heads.{m[1]}.classifier.{m[2]}"),
     (r"roi_heads\.box_predictor\.(\d)\.bbox_pred\.(.+)", lambda m: f"cascade.heads.{m[1]}.mover.{m[2]}"),
+    (
+        r"roi_heads\.mask_head\.mask_fcn(\d)\.(norm\.)?(.+)",
+        lambda m: f"masks.convs.{int(m[1]) - 1}.{1 if m[2] else 0}.{m[3]}",
+    ),
+    (r"roi_heads\.mask_head\.deconv\.(.+)", lambda m: f"masks.predictor.conv5_mask.{m[1]}"),
+    (r"roi_heads\.mask_head\.predictor\.(.+)", lambda m: f"masks.predictor.mask_fcn_logits.{m[1]}"),
 )
 """Names there, and what they are called here."""
 LINEAR = re.compile(r"roi_heads\.box_head\.(\d)\.fc1\.(.+)")

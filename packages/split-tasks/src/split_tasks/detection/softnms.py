@@ -19,11 +19,13 @@ class Detections:
         boxes: (n, 4) in px of the canvas.
         scores: (n,).
         labels: (n,) class indices.
+        masks: (m, 28, 28) probabilities at points of the first m boxes, where the detector says masks.
     """
 
     boxes: Float[Tensor, "n 4"]
     scores: Float[Tensor, " n"]
     labels: Int[Tensor, " n"]
+    masks: Float[Tensor, "m 28 28"] | None = None
 
 
 def soft_nms(

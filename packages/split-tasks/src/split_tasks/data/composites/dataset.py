@@ -33,13 +33,15 @@ class Composites:
 
     Items: {"image": (c, H, W), "target": {"label": class of the main object, "labels": (n,), "boxes": (n, 4) float
     (left, top, right, bottom) in px, "segments": (H, W) uint8 (0 background, 1 + class), "mask": (H, W) bool,
-    "question", "answer", "kind": str, "answer_index": int}}; the last four with config.questions.
+    "question", "answer", "kind": str, "answer_index": int}}; the last four with config.questions; with config.masks
+    "masks": (n, H, W) bool, the visible pixels of each object.
 
     Attributes:
         classes: names in index order.
         segment_classes: names of the values of "segments".
         box_classes: names of the values of "labels".
         answers: every possible answer; answer_index points into it.
+        has_masks: objects come with their own pixels.
     """
 
     def __init__(self, config: CompositesConfig, context: DataContext, library: Library) -> None:
@@ -51,6 +53,7 @@ class Composites:
             raise SplitError(f"composites: {len(self.classes)} classes are more than a mask can tell apart (254)")
         self.segment_classes = ("background", *self.classes)
         self.box_classes = self.classes
+        self.has_masks = config.masks
         self.answers = questions.answers(self.classes)
         divide = {"cutouts": config.share != "cutouts", "photographs": config.share != "backgrounds"}
         self.groups: list[list[Piece]] = [
@@ -72,6 +75,9 @@ class Composites:
             "segments": torch.from_numpy(scene.segments),
             "mask": torch.from_numpy(scene.segments > 0),
         }
+        if self.has_masks:
+            number = torch.arange(1, len(scene.objects) + 1, dtype=torch.uint8)
+            target["masks"] = torch.from_numpy(scene.owner) == number[:, None, None]
         if asked is not None:
             target |= {"question": asked.text, "answer": asked.answer, "kind": asked.kind}
             target["answer_index"] = self.answers.index(asked.answer)

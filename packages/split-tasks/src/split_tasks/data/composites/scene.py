@@ -40,11 +40,13 @@ class Scene:
     Args:
         pixels: (H, W, 3) uint8.
         segments: (H, W) uint8, 0 for background and 1 + class on objects.
+        owner: (H, W) uint8, 0 for background and 1 + the object's place in `objects`.
         objects: the main one first; boxes are tight around the visible pixels, right and bottom excluded.
     """
 
     pixels: Array
     segments: Array
+    owner: Array
     objects: tuple[Placed, ...]
 
 
@@ -97,12 +99,14 @@ def compose(
         visible = alpha[:, :, 0] >= VISIBLE
         segments[window][visible] = placed.label + 1
         owner[window][visible] = k + 1
+    tight = [tight_box(owner == k + 1) for k in range(len(chosen))]
     objects = [
         Placed(placed.label, placed.piece, box)
-        for k, (placed, _) in enumerate(chosen)
-        if (box := tight_box(owner == k + 1)) is not None
+        for (placed, _), box in zip(chosen, tight, strict=True)
+        if box is not None
     ]
-    return Scene(canvas, segments, tuple(objects))
+    place_of = np.cumsum([0, *(box is not None for box in tight)], dtype=np.uint8)  # hidden ones own no pixel
+    return Scene(canvas, segments, place_of[owner], tuple(objects))
 
 
 def background(library: Library, photographs: Sequence[Piece], *, size: tuple[int, int], u: Array) -> Array:
