@@ -154,7 +154,7 @@ def test_settings_of_reducers_and_a_drawn_budget(tmp_path: Path) -> None:
 
 
 def test_all_is_every_method_that_needs_neither_labels_nor_an_estimator(tmp_path: Path) -> None:
-    names = named(("all",), "entropy")
+    names = named(configure(tmp_path, eval={"methods": "all"}), "eval")
     assert set(names) >= {"dense", "random", "cosine", "quadformer", *REDUCERS}
     assert not {"oracle", "xattn", "entropy", "all"} & set(names)
     assert sources(plan(configure(tmp_path, eval={"methods": "all"})))[-1] == "entropy"

@@ -47,7 +47,7 @@ def test_merging_is_a_mean_by_size_and_loses_no_cell(count: int, prefix: int, se
     x = draw(seed, 2, prefix + count, 3)
     size = torch.randint(1, 5, (2, count), generator=torch.Generator().manual_seed(seed)).float()
     owner = torch.arange(count).repeat_interleave(2).expand(2, -1)
-    tokens = Tokens(x, prefix, owner, size)
+    tokens = Tokens(x, prefix, owner, size, cell=7 * torch.arange(count).expand(2, -1))
     matching = match(draw(seed + 1, 2, count, 4), r, prefix)
     merged = merge(tokens, matching)
     assert merged.weight is not None
@@ -61,6 +61,9 @@ def test_merging_is_a_mean_by_size_and_loses_no_cell(count: int, prefix: int, se
             torch.testing.assert_close(merged.patches[image, place], mean)
             cells = [c for c in range(2 * count) if merged.owner[image, c] == place]
             assert cells == sorted(2 * i + j for i in group for j in (0, 1))
+            stays = [i for i in group if len(group) == 1 or (i + prefix) % 2 == 1]
+            assert merged.cell is not None
+            assert [int(merged.cell[image, place])] == [7 * i for i in stays], "where others merged into, it stands"
 
 
 def test_what_is_gone_stays_gone() -> None:
@@ -101,7 +104,8 @@ def test_soft_pairs_are_those_written_out(a: int, c: int, seed: int, data: st.Da
 
 def test_soft_merging_of_clear_pairs_is_hard_merging() -> None:
     x = draw(0, 1, 9, 4)
-    tokens = Tokens(x, 1, torch.arange(8).expand(1, -1))
+    own = torch.arange(8).expand(1, -1)
+    tokens = Tokens(x, 1, own, cell=own)
     scores = torch.full((1, 4, 4), -1.0)
     scores[0, 1, 2] = scores[0, 3, 0] = 1.0
     shares = dtem.soft_pairs(scores, 2, 3, 0.02)
@@ -112,6 +116,9 @@ def test_soft_merging_of_clear_pairs_is_hard_merging() -> None:
     assert hard.weight is not None
     torch.testing.assert_close(soft.weight, hard.weight, rtol=1e-3, atol=1e-3)
     assert torch.equal(soft.owner, hard.owner)
+    assert soft.cell is not None
+    assert hard.cell is not None
+    assert torch.equal(soft.cell, hard.cell)
 
 
 def test_soft_merging_keeps_the_mass_of_those_that_stay() -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import run
+from split_core import resolve
+from split_core.engine.assemble import is_reducer
+from split_core.engine.methods import named
 from tinycoco import BOX, annotation, entry, write
 from tinydet import RUN
 
@@ -99,10 +102,19 @@ def test_a_policy_that_looks_learns_from_slopes_on_padded_canvases(coco: Path, t
     assert 0 < found["token_fraction"] <= 1
 
 
-def test_reducers_refuse_padding(coco: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [*RUN, "data=coco", f"data.root={coco}", "methods=[tome]", f"run_dir={tmp_path / 'run'}"]
-    assert run.main([*arguments, "policy=entropy", "eval.images=4", "model.depth=3", "budget=0.9"]) == 2
-    assert "would read the padding of a canvas as picture" in capsys.readouterr().err
+@pytest.mark.parametrize(("do", "section"), [("train", "eval"), ("compare", "eval"), ("bench", "bench")])
+def test_reducers_refuse_padding_before_anything_runs(
+    do: str, section: Literal["eval", "bench"], coco: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = tmp_path / "run"
+    arguments = [*RUN, f"do={do}", "data=coco", f"data.root={coco}", "policy=entropy", f"run_dir={where}"]
+    assert run.main([*arguments, f"{section}.methods=[dense,tome]"]) == 2
+    line = f"{section}.methods: tome would read padding as picture, and pictures of data=coco share a canvas"
+    assert line in capsys.readouterr().err
+    assert not where.exists()
+    names = named(resolve.load(resolve.parse_arguments([*arguments, f"{section}.methods=all"])), section)
+    assert "random" in names
+    assert not any(is_reducer(name) for name in names)
 
 
 def test_data_without_boxes_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ def apply(
     """A timm Vision Transformer with a reducer around its blocks.
 
     Args:
-        model: a timm VisionTransformer. It is used as it is, neither copied nor changed.
+        model: a timm VisionTransformer or Eva. It is used as it is, neither copied nor changed.
         name: of the reducer, e.g. "tome"; `python launch/run.py do=plugins` lists them.
         budget: choose the strength so that no more is computed than by splitting at this token fraction.
         attention: backend name, or "auto".

@@ -49,4 +49,5 @@ def take(tokens: Tokens, index: Int[Tensor, "b m"]) -> Tokens:
     target = torch.full((len(patches), n), -1, dtype=torch.long, device=patches.device)
     target.scatter_(1, index, torch.arange(index.shape[1], device=patches.device).expand_as(index))
     owner = follow(tokens.owner, target)
-    return tokens.with_patches(taken, owner, None)
+    cell = None if tokens.cell is None else tokens.cell.gather(1, index)
+    return tokens.with_patches(taken, owner, None, cell)

@@ -1,7 +1,7 @@
 """DTEM: ToMe's merging on an embedding of its own, learned by merging softly (Lee and Hong 2024).
 
-One linear layer per block makes the embedding from the block's normed input, detached, so that what tokens say and
-when they merge are learned apart. Deployed, the r best pairs merge as in ToMe. In training the choice is relaxed:
+One linear layer per block makes the embedding from what the block's attention reads, detached, so that what tokens say
+and when they merge are learned apart. Deployed, the r best pairs merge as in ToMe. In training the choice is relaxed:
 
     1. each token of A keeps its `targets` most similar tokens of B; logits are similarities / temperature;
     2. r rounds of softmax over all those pairs of an image, each adding log(1 - what is taken) to the logits, give
@@ -16,7 +16,6 @@ engine lets it; adapt.backbone_lr=0 gives the modular training of the paper.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from split_baselines.configs import DTEMConfig
-from split_baselines.merging import Matching, follow, halves, match, similarity
+from split_baselines.merging import Matching, follow, halves, match, remain, similarity
 from split_baselines.tome import ToMe, rates
 from split_core.reduced import Tokens
 from split_core.tap import Tap
@@ -44,22 +43,20 @@ class DTEM(ToMe):
         weight = self.vit.patch_embed.proj.weight
         self.metric = nn.ModuleList(nn.Linear(dim, width) for _ in blocks).to(weight.device, weight.dtype)
 
-    def reduce(self, index: int, entered: Tokens, tokens: Tokens, tap: Tap) -> Tokens:
+    def reduce(self, index: int, tokens: Tokens, tap: Tap) -> Tokens:
         r = min(rates(self.config, len(self.vit.blocks))[index], tokens.count // 2)
         if r == 0 or not self.training:
-            return super().reduce(index, entered, tokens, tap)
-        scores = similarity(self._embedding(index, entered), tokens.prefix)
+            return super().reduce(index, tokens, tap)
+        scores = similarity(self._embedding(index, tap), tokens.prefix)
         shares = soft_pairs(scores, r, self.config.targets, self.config.temperature)
         return soft_merge(tokens, shares, scores, r)
 
-    def matching(self, index: int, entered: Tokens, tap: Tap, r: int) -> Matching:
+    def matching(self, index: int, tap: Tap, r: int) -> Matching:
         with torch.no_grad():
-            return match(self._embedding(index, entered), r, tap.prefix)
+            return match(self._embedding(index, tap), r, tap.prefix)
 
-    def _embedding(self, index: int, entered: Tokens) -> Float[Tensor, "b n e"]:
-        block: Any = self.vit.blocks[index]
-        normed = block.norm1(entered.patches.detach())
-        return self.metric[index](normed.detach())
+    def _embedding(self, index: int, tap: Tap) -> Float[Tensor, "b n e"]:
+        return self.metric[index](tap.input[:, tap.prefix :].detach())
 
 
 def soft_pairs(scores: Float[Tensor, "b a c"], r: int, targets: int, temperature: float) -> Float[Tensor, "b a c"]:
@@ -96,5 +93,5 @@ def soft_merge(tokens: Tokens, shares: Float[Tensor, "b a c"], scores: Float[Ten
     target[:, a], target[:, b] = of_a, count + torch.arange(scores.shape[2], device=order.device)
     remaining = patches[:, a].gather(1, stay[..., None].expand(-1, -1, patches.shape[2]))
     sizes = torch.cat([kept_size.gather(1, stay).clamp_min(0), received], 1)
-    moved = tokens.with_patches(torch.cat([remaining, values], 1), follow(tokens.owner, target), sizes)
-    return replace(moved, losses=tokens.losses)
+    cell = remain(tokens.cell, target, count + scores.shape[2], tokens.prefix)
+    return tokens.with_patches(torch.cat([remaining, values], 1), follow(tokens.owner, target), sizes, cell)

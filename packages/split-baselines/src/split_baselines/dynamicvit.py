@@ -95,10 +95,11 @@ class DynamicViT(Reducer):
     @torch.no_grad()
     def _dense(self, images: Float[Tensor, "b ch H W"]) -> Float[Tensor, "b t d"]:
         """The tokens of the model itself when nothing is dropped."""
-        x = self.embed(images)
-        for block in self.vit.blocks:
-            x = block(x)
-        return self.vit.norm(x)
+        tokens = self.enter(images)
+        backend = self._backend(tokens)
+        for index in range(len(self.vit.blocks)):
+            tokens = self._block(index, tokens, backend)
+        return self.vit.norm(tokens.x)
 
 
 def kept_after(config: DynamicViTConfig, stage: int, patches: int) -> int:

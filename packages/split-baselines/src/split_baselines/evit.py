@@ -1,7 +1,8 @@
 """EViT: at three blocks the patches that the class token attends to least leave, fused into one (Liang et al. 2022).
 
 Between attention and MLP. With a the class token's row of the attention matrix, mean over heads, the ceil(keep * n)
-patches of highest a stay in order, and the sum of a_i x_i over the others follows them as one more token.
+patches of highest a stay in order, and the sum of a_i x_i over the others follows them as one more token. Rotary
+positions, of which the paper does not speak, turn that token as little as a class token: its patches lie anywhere.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from split_baselines.configs import EViTConfig
 from split_baselines.dropping import keeps, share_of, stages, take
@@ -40,7 +42,7 @@ class EViT(Reducer):
     def strengths(self, cells: tuple[int, int]) -> Iterator[EViTConfig]:
         return keeps(self.config, cells[0] * cells[1])
 
-    def reduce(self, index: int, entered: Tokens, tokens: Tokens, tap: Tap) -> Tokens:
+    def reduce(self, index: int, tokens: Tokens, tap: Tap) -> Tokens:
         kept, n = share_of(self.config.keep, tokens.count), tokens.count
         if index not in stages(self.config, len(self.vit.blocks)) or kept == n:
             return tokens
@@ -55,7 +57,8 @@ class EViT(Reducer):
         dropped = tokens.patches.gather(1, rest[..., None].expand(-1, -1, tokens.x.shape[2]))
         fused = torch.einsum("bn,bnd->bd", weight, dropped)[:, None]
         owner = torch.where(short.owner < 0, kept, short.owner)
-        return tokens.with_patches(torch.cat([short.patches, fused], 1), owner, None)
+        cell = None if short.cell is None else F.pad(short.cell, (0, 1), value=tokens.still)
+        return tokens.with_patches(torch.cat([short.patches, fused], 1), owner, None, cell)
 
 
 def left_over(config: EViTConfig, count: int) -> int:

@@ -81,10 +81,22 @@ def merge(tokens: Tokens, matching: Matching) -> Tokens:
     total = size.new_zeros(b * matching.left).index_add(0, rows, size.flatten())
     summed = patches.new_zeros(b * matching.left, d).index_add(0, rows, (patches * size[..., None]).flatten(0, 1))
     merged = (summed / total[:, None]).view(b, matching.left, d)
-    return tokens.with_patches(merged, follow(tokens.owner, matching.target), total.view(b, matching.left))
+    cell = remain(tokens.cell, matching.target, matching.left, tokens.prefix)
+    return tokens.with_patches(merged, follow(tokens.owner, matching.target), total.view(b, matching.left), cell)
 
 
 def follow(owner: Int[Tensor, "b N"], target: Int[Tensor, "b n"]) -> Int[Tensor, "b N"]:
     """Owners after tokens moved to `target`; a target of -1 is gone, and so is what it stood for."""
     moved = target.gather(1, owner.clamp_min(0))
     return torch.where(owner < 0, -1, moved)
+
+
+def remain(
+    cell: Int[Tensor, "b n"] | None, target: Int[Tensor, "b n"], left: int, prefix: int
+) -> Int[Tensor, "b m"] | None:
+    """Cells where the tokens that are left stand: their own, whatever merged into them."""
+    if cell is None:
+        return None
+    a, b = halves(cell.shape[1], prefix)
+    stay = cell.new_empty(len(cell), left).scatter_(1, target[:, a], cell[:, a])
+    return stay.scatter_(1, target[:, b], cell[:, b])  # over what A's merged tokens wrote there

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -17,7 +18,8 @@ from split_core.reducer import Reducer
 
 
 class Resize(Reducer):
-    """Shrinks the image (antialiased, in float32) and resamples the position table to its grid.
+    """Shrinks the image (antialiased, in float32) and resamples the position table to its grid; rotary positions are
+    those that the model has for an image of that size.
 
     A fine cell of the image belongs to the token whose patch of the shrunk image lies over its middle.
     """
@@ -57,7 +59,7 @@ class Resize(Reducer):
             for many, few in zip(cells, small, strict=True)
         )
         owner = (rows[:, None] * small[1] + cols).flatten().expand(len(images), -1)
-        return Tokens(entered.x, entered.prefix, owner)
+        return replace(entered, owner=owner)
 
 
 def small_grid(config: ResizeConfig, cells: tuple[int, int]) -> tuple[int, int]:

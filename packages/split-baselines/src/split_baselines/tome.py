@@ -2,6 +2,9 @@
 
 Between attention and MLP, tokens are compared by their keys, averaged over heads. `Tokens.weight` holds sizes:
 merging averages by them, and attention is proportional to them. No training is needed; fine-tuning runs the same.
+
+Of rotary positions the paper does not speak. Keys are compared before they are turned, so that tokens merge by what
+they say; a merged token stands where the token stands that the other merged into.
 """
 
 from __future__ import annotations
@@ -41,17 +44,17 @@ class ToMe(Reducer):
         for merged in range(depth * (cells[0] * cells[1] // 2) + 1):  # a block merges at most half of what it has
             yield self.config.model_copy(update={"r": merged / depth})
 
-    def reduce(self, index: int, entered: Tokens, tokens: Tokens, tap: Tap) -> Tokens:
+    def reduce(self, index: int, tokens: Tokens, tap: Tap) -> Tokens:
         r = min(rates(self.config, len(self.vit.blocks))[index], tokens.count // 2)
         if r == 0:
             return tokens
-        return merge(tokens, self.matching(index, entered, tap, r))
+        return merge(tokens, self.matching(index, tap, r))
 
     def key_weight(self, tokens: Tokens) -> Float[Tensor, "b n"] | None:
         """Sizes always serve merging; attention where it is proportional."""
         return tokens.weight if self.config.proportional else None
 
-    def matching(self, index: int, entered: Tokens, tap: Tap, r: int) -> Matching:
+    def matching(self, index: int, tap: Tap, r: int) -> Matching:
         """Which r tokens merge in this block, and into which."""
         with torch.no_grad():
             return match(tap.keys[:, tap.prefix :], r, tap.prefix)

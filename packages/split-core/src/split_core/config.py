@@ -36,7 +36,7 @@ class MethodsSection(Section):
     methods: Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if v == "all" else v)] = Field(
         (),
         description="policies and reducers to compare with the run's own policy, which stands last;"
-        " all: every one that needs no labels and no estimator",
+        " all: every one that needs no labels and no estimator (no reducers where pictures share a canvas)",
     )
 
 

@@ -14,16 +14,21 @@ from torch.nn import functional as F
 from split_core.features import Features, Pooling
 from split_core.packing import Packed, Segments, dense_map
 from split_core.positions import PositionTable
+from split_core.rope import RopeTable
 from split_core.types import Cover, Grid
 
 
 class FineEmbed(nn.Module):
-    """The timm model's own embedding of any H and W: patches with their positions, then the prefix in front."""
+    """The timm model's own embedding of any H and W: patches with their positions, then the prefix in front.
+
+    `rope` holds the rotary positions of its cells, where the model has them.
+    """
 
     def __init__(self, vit: Any) -> None:
         super().__init__()
         object.__setattr__(self, "vit", vit)  # registered where it belongs
         self.positions = PositionTable(vit)
+        self.rope = RopeTable(vit)
         self.patch_size: tuple[int, int] = tuple(vit.patch_embed.patch_size)
 
     vit: Any
@@ -57,6 +62,9 @@ class Tokens:
         owner: (b, N) which patch token stands for each fine cell, 0 .. n - 1, or -1 for none.
         weight: (b, n) as how many tokens each counts; None is one each.
         losses: what training adds to the task's loss, by name.
+        table: rotary rows of the cells that entered (`RopeTable.cells`); None for models without rotary positions.
+        cell: (b, n) the row of `table` that each patch token keeps, whatever it takes in: that of the cell where it
+            stands. A token that stands nowhere has `still`, and is not turned. None without a table.
     """
 
     x: Float[Tensor, "b t d"]
@@ -64,6 +72,8 @@ class Tokens:
     owner: Int[Tensor, "b N"]
     weight: Float[Tensor, "b n"] | None = None
     losses: tuple[tuple[str, Float[Tensor, ""]], ...] = ()
+    table: Float[Tensor, "*L m1 *h e"] | None = None
+    cell: Int[Tensor, "b n"] | None = None
 
     @property
     def count(self) -> int:
@@ -81,11 +91,26 @@ class Tokens:
         starts = torch.arange(0, (b + 1) * t, t, device=self.x.device, dtype=torch.int32)
         return Segments(starts, (t,) * b, t)
 
+    @property
+    def still(self) -> int:
+        """The last row of the table, which turns nothing: where prefix tokens stand."""
+        assert self.table is not None
+        return self.table.shape[0 if self.table.ndim == 2 else 1] - 1
+
+    def rope(self, index: int) -> Float[Tensor, "T *h e"] | None:
+        """Rotary rows of the tokens in block `index`, as `Stream.rope`."""
+        if self.table is None or self.cell is None:
+            return None
+        table = self.table if self.table.ndim == 2 else self.table[index]
+        return table.index_select(0, F.pad(self.cell, (self.prefix, 0), value=self.still).flatten())
+
     def with_patches(
-        self, patches: Float[Tensor, "b n d"], owner: Int[Tensor, "b N"], weight: Float[Tensor, "b n"] | None
-    ) -> Tokens:
+        self, patches: Float[Tensor, "b n d"], owner: Int[Tensor, "b N"], weight: Float[Tensor, "b n"] | None,
+        cell: Int[Tensor, "b n"] | None,
+    ) -> Tokens:  # fmt: skip
         """Other patch tokens behind the same prefix."""
-        return replace(self, x=torch.cat([self.x[:, : self.prefix], patches], 1), owner=owner, weight=weight)
+        x = torch.cat([self.x[:, : self.prefix], patches], 1)
+        return replace(self, x=x, owner=owner, weight=weight, cell=cell)
 
 
 @dataclass(frozen=True)
@@ -122,7 +147,8 @@ class ReducedFeatures(Features):
 
     def mean(self, pooling: Pooling, *, prefix: bool = False) -> Float[Tensor, "b d"]:
         """Mean of the patch tokens by what each counts as; `pooling` tells apart what splitting makes, not this."""
-        patches = self.patches.view(self.batch, self.layout.total // max(1, self.batch), self.tokens.shape[1])
+        assert isinstance(self.layout, Reduced)
+        patches = self.patches.view(self.batch, self.layout.layers[-1][1], self.tokens.shape[1])
         weight = patches.new_ones(patches.shape[:2]) if self.weight is None else self.weight.to(patches.dtype)
         total, count = (patches * weight[..., None]).sum(1), weight.sum(1, keepdim=True)
         if not prefix:

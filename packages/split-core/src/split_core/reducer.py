@@ -22,9 +22,9 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from split_core import registry
-from split_core.attention import choose_backend
-from split_core.backbone.blocks import BETWEEN, BLOCKS
-from split_core.backbone.check import check_backbone
+from split_core.attention import AttentionBackend, choose_backend
+from split_core.backbone.blocks import BLOCKS
+from split_core.backbone.check import check_reducible
 from split_core.backbone.stream import Stream
 from split_core.errors import SplitError, unknown
 from split_core.features import Features, timm_head
@@ -83,13 +83,12 @@ class Reducer(nn.Module):
         """What block `index` is given."""
         return tokens
 
-    def reduce(self, index: int, entered: Tokens, tokens: Tokens, tap: Tap) -> Tokens:
+    def reduce(self, index: int, tokens: Tokens, tap: Tap) -> Tokens:
         """What the MLP of block `index` is given.
 
         Args:
-            entered: what the block was given.
             tokens: after attention.
-            tap: keys and class attention of the block.
+            tap: input, keys and class attention of the block.
         """
         return tokens
 
@@ -101,8 +100,9 @@ class Reducer(nn.Module):
         """What block 0 is given, each patch token standing for its own cell."""
         x = self.embed(images)
         prefix = self.vit.num_prefix_tokens
-        owner = torch.arange(x.shape[1] - prefix, device=x.device).expand(len(x), -1)
-        return Tokens(x, prefix, owner)
+        own = torch.arange(x.shape[1] - prefix, device=x.device).expand(len(x), -1)
+        table = self.embed.rope.cells(self.embed.grid(images.shape[-2:]))
+        return Tokens(x, prefix, own, table=table, cell=None if table is None else own)
 
     def finish(self, images: Float[Tensor, "b ch H W"], tokens: Tokens) -> Tokens:
         """The tokens after the final norm; a place for losses that training adds."""
@@ -139,12 +139,12 @@ class Reducer(nn.Module):
         taps = self.taps if taps is None else taps
         check_taps(taps, len(vit.blocks))
         tokens = self.enter(images)
-        backend = choose_backend(self.attention, tokens.x.device, kernel_dtype(tokens.x))
+        backend = self._backend(tokens)
         layers: list[tuple[int, int]] = []
         tapped: list[Tokens] = []
-        for index, block in enumerate(vit.blocks):
+        for index in range(len(vit.blocks)):
             entered = self.before(index, tokens)
-            tokens = self._block(index, block, entered, backend)
+            tokens = self._block(index, entered, backend)
             layers.append((entered.count, tokens.count))
             if index in taps:
                 tapped.append(tokens)
@@ -201,18 +201,23 @@ class Reducer(nn.Module):
         """The timm model inside."""
         return self.vit
 
-    def _block(self, index: int, block: nn.Module, entered: Tokens, backend: Any) -> Tokens:
+    def _backend(self, tokens: Tokens) -> AttentionBackend:
+        return choose_backend(self.attention, tokens.x.device, kernel_dtype(tokens.x))
+
+    def _block(self, index: int, entered: Tokens, backend: AttentionBackend) -> Tokens:
         """One block with `reduce` between its attention and its MLP."""
+        block: nn.Module = self.vit.blocks[index]
         tap = Tap(backend, entered.prefix, self.key_weight(entered))
         reduced: list[Tokens] = []
 
         def between(x: Float[Tensor, "T d"]) -> tuple[Tensor, Segments]:
-            tokens = self.reduce(index, entered, replace(entered, x=x.view_as(entered.x)), tap)
+            tokens = self.reduce(index, replace(entered, x=x.view_as(entered.x)), tap)
             reduced.append(tokens)
             return tokens.x.flatten(0, 1), tokens.segments
 
         images = entered.segments
-        x = BLOCKS[type(block)](block, entered.x.flatten(0, 1), Stream(images, images, tap, between=between))
+        stream = Stream(images, images, tap, entered.rope(index), between, tap.watch)
+        x = BLOCKS[type(block)](block, entered.x.flatten(0, 1), stream)
         return replace(reduced[0], x=x.view_as(reduced[0].x))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -250,32 +255,6 @@ def _explained(error: ValidationError, spec: str | Mapping[str, Any]) -> str:
     if fault["type"] == "extra_forbidden":
         return f"{name}: {unknown('setting', key, registry.get('reducer', name).entry.config.model_fields)}"
     return f"{name}: {key}={fault['input']!r}: {fault['msg']}"
-
-
-def check_reducible(model: nn.Module) -> Any:
-    """The model, if tokens may leave its sequence between layers.
-
-    Raises:
-        SplitError: names what forbids it.
-    """
-    vit = check_backbone(model)
-    if getattr(vit, "windows", None) is not None:
-        raise SplitError(
-            f"cannot reduce the tokens of a {type(model).__name__} with window attention between layers: a merged "
-            "token may lie in several windows. Use a model without windows, or a splitting policy"
-        )
-    if getattr(vit, "rope", None) is not None:
-        raise SplitError(
-            f"cannot reduce the tokens of a {type(model).__name__} between layers: its rotary positions belong to "
-            "cells, and a merged token has none. Use a ViT with a position table, or a splitting policy"
-        )
-    for index, block in enumerate(vit.blocks):
-        if type(block) not in BETWEEN:
-            raise SplitError(
-                f"blocks.{index} is a {type(block).__name__}, which has no place to reduce tokens between "
-                f"attention and MLP; supported are {', '.join(kind.__name__ for kind in BETWEEN)}"
-            )
-    return vit
 
 
 def check_taps(taps: Sequence[int], blocks: int) -> None:

@@ -1,4 +1,4 @@
-"""An attention backend around another: it lets reducers see keys and class attention, and weighs keys.
+"""An attention backend around another: it lets reducers see what attention sees, and weighs keys.
 
 A key that stands for s tokens should draw s times the attention: logits + log s (ToMe's proportional attention).
 """
@@ -34,11 +34,17 @@ class Tap(AttentionBackend):
         self.inner, self.prefix = inner, prefix
         self.log_weight = None if weight is None else F.pad((weight.float() + FAINT).log(), (prefix, 0))
         self._seen: tuple[Tensor, Tensor, float] | None = None
+        self._watched: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def input(self) -> Float[Tensor, "b t d"]:
+        """What attention read: normed in a pre-norm block, the tokens as they are in a post-norm one."""
+        return self._before()[0]
 
     @property
     def keys(self) -> Float[Tensor, "b t e"]:
-        """Keys as attention saw them, mean over heads, prefix included."""
-        return self._read()[1].mean(2)
+        """Keys, mean over heads, prefix included; before rotary positions turn them: what tokens say, not where."""
+        return self._before()[1].mean(2)
 
     @property
     def class_attention(self) -> Float[Tensor, "b t"]:
@@ -51,6 +57,17 @@ class Tap(AttentionBackend):
         if self.log_weight is not None:
             logits = logits + self.log_weight[:, None]
         return logits.softmax(-1).mean(1)
+
+    def watch(self, x: Float[Tensor, "T d"], keys: Float[Tensor, "T h e"]) -> None:
+        """As `Stream.watch`."""
+        self._watched = x, keys
+
+    def _before(self) -> tuple[Tensor, Tensor]:
+        """Attention's input and its keys before they are turned, image by image."""
+        assert self._watched is not None, "read after the block's attention"
+        x, keys = self._watched
+        shape = self._read()[0].shape[:2]
+        return x.unflatten(0, shape), keys.unflatten(0, shape)
 
     def _read(self) -> tuple[Tensor, Tensor, float]:
         assert self._seen is not None, "read after the block's attention"

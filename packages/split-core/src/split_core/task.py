@@ -92,7 +92,8 @@ class Dataset(Protocol):
             canvas "size": (b, 2) int, the height and width that each fills from the top left; the rest is padding,
             which makes no token.
     An optional ``__getitems__(indices)`` makes many at once; an optional ``problems() -> Iterable[Problem]`` reads all
-    files and tells what is wrong with any.
+    files and tells what is wrong with any. A class whose batches may have a "size" says ``shared_canvas = True``, so
+    that reducers, which would read the padding, are refused before anything is trained or timed.
     """
 
     classes: Sequence[str]

@@ -18,4 +18,5 @@ class EveryOther(Reducer):
     def before(self, index: int, tokens: Tokens) -> Tokens:
         if index != self.config.at:
             return tokens
-        return tokens.with_patches(tokens.patches[:, ::2], tokens.owner // 2, None)
+        cell = None if tokens.cell is None else tokens.cell[:, ::2]  # for models with rotary positions
+        return tokens.with_patches(tokens.patches[:, ::2], tokens.owner // 2, None, cell)

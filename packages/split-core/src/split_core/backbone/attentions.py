@@ -23,6 +23,8 @@ def run_attention(attn: Any, x: Float[Tensor, "T d"], stream: Stream) -> Float[T
     """Multi-head attention with q/k norms, rotary positions, output norm and gate where the module has them."""
     q, k, v = ATTENTION[type(attn)](attn, x)
     q, k = attn.q_norm(q), attn.k_norm(k)
+    if stream.watch is not None:
+        stream.watch(x, k)
     if stream.rope is not None:
         half = getattr(attn, "rotate_half", False)
         q, k = (rotate(t, stream.rope, half=half) for t in (q, k))

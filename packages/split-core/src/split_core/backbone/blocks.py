@@ -49,7 +49,8 @@ def run_post_norm_block(block: Any, x: Float[Tensor, "T d"], stream: Stream) -> 
     """Post-norm block: x + norm(attention x), then x + norm(MLP x)."""
     attended = run_attention(block.attn, x, stream)
     x = x + drop_path(block.drop_path1, block.norm1(attended), stream.images)
-    return x + drop_path(block.drop_path2, block.norm2(block.mlp(x)), stream.images)
+    x, images = (x, stream.images) if stream.between is None else stream.between(x)
+    return x + drop_path(block.drop_path2, block.norm2(block.mlp(x)), images)
 
 
 def run_parallel_block(block: Any, x: Float[Tensor, "T d"], stream: Stream) -> Tensor:
@@ -89,8 +90,13 @@ BLOCKS: dict[type[nn.Module], Executor] = {
     EvaBlockPostNorm: run_post_norm_block, ParallelScalingBlock: run_parallel_block,
     ParallelThingsBlock: run_things_block, TowerBlock: run_block,
 }  # fmt: skip
-BETWEEN: tuple[type[nn.Module], ...] = (Block, EvaBlock, TowerBlock)
-"""Blocks whose executors call `Stream.between`."""
+BETWEEN: tuple[type[nn.Module], ...] = (Block, EvaBlock, ResPostBlock, EvaBlockPostNorm, TowerBlock)
+"""Blocks whose executors call `Stream.between`.
+
+The parallel ones do not. In ParallelScalingBlock attention and MLP read the same input, so that nothing lies between
+them, and reducing after both would be another method; ParallelThingsBlock has several attentions, whose keys and class
+attention no method says how to join.
+"""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Which timm models can be wrapped, and the one clear line for those that cannot."""
+"""Which timm models can be wrapped or reduced, and the one clear line for those that cannot."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from split_core.backbone.blocks import BETWEEN
 from split_core.backbone.probe import probe, probe_pool
 from split_core.backbone.tower import VisionTower
 from split_core.errors import SplitError
@@ -64,6 +65,27 @@ def check_backbone(model: nn.Module) -> Backbone:
             rope=rope if getattr(model, "rope", None) is not None else None,
         )  # fmt: skip
     return model
+
+
+def check_reducible(model: nn.Module) -> Backbone:
+    """The model, if tokens may leave its sequence between layers.
+
+    Raises:
+        SplitError: names what forbids it.
+    """
+    vit = check_backbone(model)
+    if getattr(vit, "windows", None) is not None:
+        raise SplitError(
+            f"cannot reduce the tokens of a {type(model).__name__} with window attention between layers: a merged "
+            "token may lie in several windows. Use a model without windows, or a splitting policy"
+        )
+    for index, block in enumerate(vit.blocks):
+        if type(block) not in BETWEEN:
+            raise SplitError(
+                f"blocks.{index} is a {type(block).__name__}, which has no place to reduce tokens between "
+                f"attention and MLP; supported are {', '.join(kind.__name__ for kind in BETWEEN)}"
+            )
+    return vit
 
 
 def _check_pooling(model: Backbone) -> None:

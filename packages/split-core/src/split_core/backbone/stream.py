@@ -29,6 +29,7 @@ class Stream:
             0 and 1 for tokens that are not turned. None for blocks without rotary positions.
         between: called with the tokens between attention and MLP; what it returns goes on (reducers merge and drop
             tokens there). Executors of blocks that have no such place never call it, and the caller must notice.
+        watch: shown what attention reads, and its keys before they are turned.
     """
 
     segments: Segments
@@ -36,6 +37,7 @@ class Stream:
     attention: AttentionBackend
     rope: Float[Tensor, "T *h e"] | None = None
     between: Callable[[Tensor], tuple[Tensor, Segments]] | None = None
+    watch: Callable[[Tensor, Tensor], None] | None = None
 
 
 Streams = Callable[[int], Stream]

@@ -135,7 +135,7 @@ def _learners(session: Session, left_out: list[str]) -> Iterator[tuple[str, Lear
     """Methods to time by name, the run's own last: trained if the run has weights, else as they start."""
     own = session.config.policy["name"]
     learned = own if is_learned(own) else None
-    for name in [*named(session.config.bench.methods, own), own]:
+    for name in [*named(session.config, "bench"), own]:
         chosen = method(name, learned)
         if policy_class(chosen.policy).analysis:
             raise SplitError(f"bench.methods: {name} reads labels, so its speed says nothing; leave it out")

@@ -48,7 +48,7 @@ def main(config: RunConfig) -> None:
 def points(config: RunConfig, left_out: list[str]) -> list[RunConfig]:
     """One training run for each seed and budget, with the methods that can meet that budget."""
     session = Session(config)
-    names = named(config.eval.methods, config.policy["name"])
+    names = named(config, "eval")
     reducers: dict[str, Reducer] = {}
     for name in [name for name in names if is_reducer(name)]:
         try:

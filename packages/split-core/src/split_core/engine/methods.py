@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from split_core import registry
 from split_core.config import RunConfig
@@ -50,7 +51,7 @@ def plan(config: RunConfig) -> list[Method]:
     """The methods to compare, the run's own policy last (matched to the budget after as it deploys, if both)."""
     own = config.policy["name"]
     learned = is_learned(own)
-    names = named(config.eval.methods, own)
+    names = named(config, "eval")
     if learned and own + WARM not in names:
         names.append(own + WARM)
     for name in names:
@@ -114,8 +115,22 @@ def policy_class(name: str):  # type: ignore[no-untyped-def]
     return registry.load(registry.get("reducer" if is_reducer(name) else "policy", name).entry)
 
 
-def named(methods: tuple[str, ...], own: str) -> list[str]:
-    """The names, "all" spelt out: every policy that neither learns nor sees labels, and every reducer."""
-    every = [*registry.entries("policy"), *registry.entries("reducer")] if "all" in methods else []
+def named(config: RunConfig, section: Literal["eval", "bench"]) -> list[str]:
+    """Methods of a section beside the run's own policy, "all" spelt out: every policy that neither learns nor sees
+    labels, and every reducer where pictures fill the canvas.
+
+    Raises:
+        SplitError: a reducer is asked for where they do not.
+    """
+    methods, own = getattr(config, section).methods, config.policy["name"]
+    shared = getattr(registry.load(registry.get("data", config.data["name"]).entry), "shared_canvas", False)
+    every = [*registry.entries("policy"), *([] if shared else registry.entries("reducer"))] if "all" in methods else []
     every = [name for name in every if not (policy_class(name).learned or policy_class(name).analysis)]
-    return [name for name in dict.fromkeys([*every, *methods]) if name not in (own, "all")]
+    names = [name for name in dict.fromkeys([*every, *methods]) if name not in (own, "all")]
+    for name in names if shared else ():
+        if is_reducer(name):
+            raise SplitError(
+                f"{section}.methods: {name} would read padding as picture, and pictures of data={config.data['name']} "
+                "share a canvas; leave it out"
+            )
+    return names

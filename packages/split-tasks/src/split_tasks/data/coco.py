@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -49,6 +49,8 @@ class Coco:
     Raises:
         SplitError: a folder or file is missing or wrong, or the classes are not those of the training split.
     """
+
+    shared_canvas: ClassVar[bool] = True
 
     def __init__(self, config: CocoConfig, context: DataContext) -> None:
         self.split = common.check_split(context.split)
