@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from split_core import resolve
 from split_core.engine import evaluate, export, train
 from split_core.engine.checkpoint import Checkpoints, load_weights, save_weights
 from split_core.engine.deploy import deployed
