@@ -28,8 +28,8 @@ from torch.nn import functional as F
 
 import split_baselines
 from split_core import registry, wrap
-from split_core.engine.evaluate import standard_error
 from split_core.engine.loader import evaluation_batches
+from split_core.engine.pairing import standard_error
 from split_core.engine.results import write_json
 from split_core.engine.session import provenance
 from split_core.engine.timing import interleave, own_clock

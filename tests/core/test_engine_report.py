@@ -165,6 +165,29 @@ def test_merging_runs_writes_all_rows_and_can_be_redone_from_the_json(tmp_path: 
         assert picture.size[0] > 800
 
 
+def kept(folder: Path, scores: dict[str, list[float]], *, cells: list[int], seed: int = 0) -> str:
+    """A run of made-up scores, kept image by image."""
+    run_dir(folder, seed=seed)
+    rows = [{**results(seed)["rows"][0], "method": name, "minus": {}} for name in scores]
+    write_json(folder / "results.json", results(seed, rows=rows))
+    (folder / "config.yaml").write_text(f"data: {{name: digits}}\nseed: {seed}\neval: {{split: test}}\n")
+    arrays = {f"{name}/score": np.array(values) for name, values in scores.items()}
+    arrays |= {f"{name}/object_cells": np.array(cells) for name in scores}
+    np.savez(folder / "per_image.npz", **arrays)
+    return str(folder)
+
+
+def test_methods_of_different_runs_are_paired_over_the_same_images(tmp_path: Path) -> None:
+    first = kept(tmp_path / "a", {"entropy": [0.0, 1.0, 1.0]}, cells=[3, 0, 2])
+    second = kept(tmp_path / "b", {"look": [1.0, 1.0, 1.0], "xattn": [0.0, 0.0, 1.0]}, cells=[3, 0, 2])
+    others = kept(tmp_path / "c", {"mlp_parent": [1.0, 1.0, 0.0]}, cells=[2, 0, 2])
+    rows = {row["method"]: row for row in merge.merge([first, second, others], "")["rows"]}
+    assert rows["look"]["minus"] == {"entropy": {"mean": pytest.approx(1 / 3), "se": pytest.approx(1 / 3)}}
+    assert rows["entropy"]["minus"]["xattn"]["mean"] == pytest.approx(1 / 3)
+    assert set(rows["entropy"]["minus"]) == {"look", "xattn"}
+    assert rows["mlp_parent"]["minus"] == {}  # it saw other pictures
+
+
 def test_a_single_runs_file_is_no_merged_one(tmp_path: Path) -> None:
     write_json(tmp_path / "one.json", read_results(Path(run_dir(tmp_path / "run")) / "results.json", hint=""))
     with pytest.raises(SplitError, match=r"one.json holds a single run"):

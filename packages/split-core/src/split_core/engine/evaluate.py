@@ -24,6 +24,7 @@ from split_core.engine.deploy import deployed
 from split_core.engine.loader import evaluation_batches, step_seed, to_device, valid_of
 from split_core.engine.methods import WARM, Method, plan
 from split_core.engine.opening import open_run
+from split_core.engine.pairing import PER_IMAGE, paired, standard_error
 from split_core.engine.results import RESULTS, write_json
 from split_core.engine.session import Learner, Session, provenance
 from split_core.engine.timing import Timing, own_clock, parts
@@ -78,7 +79,7 @@ def run(session: Session) -> None:
     arrays = {f"{name}/{key}": value for name, t in tallies.items() for key, value in vars(t).items()}
     packed = io.BytesIO()
     np.savez_compressed(packed, **arrays)
-    write_whole(session.run_dir / "per_image.npz", packed.getvalue())
+    write_whole(session.run_dir / PER_IMAGE, packed.getvalue())
     report.write(session, results, tallies, learners)
 
 
@@ -238,14 +239,3 @@ def row(
 def recall(hits: Array, cells: Array) -> float | None:
     """Share of the cells that got a fine token (App. F); None where there are no such cells."""
     return float(hits.sum() / cells.sum()) if cells.sum() else None
-
-
-def paired(ours: Array, theirs: Array) -> dict[str, float]:
-    """Mean difference over the same images and its standard error."""
-    difference = ours - theirs
-    return {"mean": float(difference.mean()), "se": standard_error(difference)}
-
-
-def standard_error(values: Array) -> float:
-    """Of the mean over images; not a number for a single image."""
-    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")

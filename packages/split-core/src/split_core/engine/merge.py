@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from split_core.engine.methods import MATCHED
+from split_core.engine.pairing import pair_across
 from split_core.engine.results import RESULTS, metric_of, read_metrics, read_results
 from split_core.engine.session import provenance
 from split_core.engine.tables import further_of
@@ -32,8 +33,8 @@ def merge(runs: Sequence[str], title: str) -> dict[str, Any]:
     contents = [
         read_results(Path(run) / RESULTS, hint=f"finish the run first (do=train run_dir={run})") for run in runs
     ]
-    rows = [row for content in contents for row in content["rows"]]
     check_distinct(runs, contents)
+    rows = pair_across(runs, contents)
     metrics = {metric_of(row) for row in rows}
     if len(metrics) != 1:
         raise SplitError(f"report.runs: the runs have different metrics: {', '.join(sorted(map(str, metrics)))}")
@@ -82,7 +83,10 @@ def aggregate(rows: Sequence[Row], metric: str) -> list[dict[str, Any]]:
             "rho": rho,
             "seeds": len(group),
             **{key: mean_std([row.get(key) for row in group]) for key in (metric, *NUMBERS, *further_of(group))},
-            "minus": {other: combined(group, other) for other in group[0].get("minus", {})},
+            "minus": {
+                other: combined(group, other)
+                for other in dict.fromkeys(other for row in group for other in row.get("minus", {}))
+            },
         }
         for (rho, method) in order
         for group in [groups[rho, method]]

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from split_core.config import RunConfig
 from split_core.engine import draw, learning, merge, plots, tables, tradeoffs
+from split_core.engine.pairing import PER_IMAGE
 from split_core.engine.results import RESULTS, read_metrics, read_results, write_json
 from split_core.engine.session import Learner, Session
 from split_core.errors import SplitError
@@ -58,7 +59,7 @@ def main(config: RunConfig) -> None:
     else:
         run_dir = Path(config.run_dir)
         results = read_results(run_dir / RESULTS, hint=f"finish the run first (do=train run_dir={run_dir})")
-        _pictures(run_dir, results, _tokens(run_dir / "per_image.npz"))
+        _pictures(run_dir, results, _tokens(run_dir / PER_IMAGE))
         _table(results, run_dir / "report", console)
 
 
