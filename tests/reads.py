@@ -17,7 +17,7 @@ from tiny import images
 class Reads:
     """Counts what would make the host wait for a device: every call that turns tensor values into Python."""
 
-    METHODS = ("tolist", "item", "__bool__", "__int__", "__float__", "__index__", "numpy", "nonzero")
+    METHODS = ("tolist", "item", "__bool__", "__int__", "__float__", "__index__", "numpy", "nonzero", "cpu", "unique")
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
@@ -35,7 +35,7 @@ class Reads:
 class Operations(TorchDispatchMode):
     """Counts operators; masked indexing and the like read the device without a call from Python."""
 
-    READ = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "equal", "unique2", "bincount"})
+    READ = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim", "bincount"})
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,6 +47,8 @@ class Operations(TorchDispatchMode):
             i is not None and i.dtype == torch.bool for i in args[1]
         ):
             name = "nonzero"
+        if name == "repeat_interleave" and (kwargs or {}).get("output_size") is None:
+            name = "nonzero"  # its length is read from the counts
         self.counts[name] += 1
         return func(*args, **(kwargs or {}))
 

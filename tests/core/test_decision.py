@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import get_args
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributions import Bernoulli
 
-from split_core.decision import Decision, decision_entropy, existing, log_prob
+from split_core.decision import Decision, Rule, check_reachable, decision_entropy, existing, log_prob
 from split_core.errors import SplitError
 from split_core.quadtree import build_layout, split_cost, uniform_splits, valid_at
 from split_core.types import Grid, Splits
@@ -159,16 +160,21 @@ def test_coarse_goes_before_fine_on_ties() -> None:
     assert not splits.masks[0].any()
 
 
-@pytest.mark.parametrize("rule", ["image", "batch"])
-def test_a_budget_below_the_coarsest_partition_is_refused_with_the_numbers(rule: str) -> None:
-    grid = Grid((5, 6), 2)
+def test_a_budget_below_the_coarsest_partition_is_refused_with_the_numbers() -> None:
     with pytest.raises(SplitError) as caught:
-        Decision(rule, 0.1)(random_logits(grid, 2, seed=0), grid)
+        check_reachable(0.1, Grid((5, 6), 2))
     line = str(caught.value)
     for part in ("budget 0.1", "stages=2", "5x6", "at least 4 tokens", "0.1333"):
         assert part in line
     assert "\n" not in line
-    assert build_layout(Decision(rule, 4 / 30)(random_logits(grid, 2, seed=0), grid)).lengths == (4, 4)
+    check_reachable(4 / 30, Grid((5, 6), 2))
+
+
+@pytest.mark.parametrize("rule", ["image", "batch"])
+def test_where_even_coarse_patches_exceed_the_budget_nothing_splits(rule: str) -> None:
+    grid = Grid((5, 6), 2)
+    for budget in (0.1, 4 / 30):
+        assert build_layout(Decision(rule, budget)(random_logits(grid, 2, seed=0), grid)).lengths == (4, 4)
 
 
 @pytest.mark.parametrize(
@@ -350,3 +356,12 @@ def test_log_prob_ignores_what_lies_below_an_unsplit_parent(data: st.DataObject)
     logits = random_logits(grid, 2, data.draw(seeds))
     splits = Splits(masks, grid)
     torch.testing.assert_close(log_prob(logits, splits), log_prob(logits, splits.nested()))
+
+
+@pytest.mark.parametrize("rule", get_args(Rule))
+def test_a_score_that_is_not_a_number_is_the_lowest(rule: Rule) -> None:
+    grid = Grid((4, 4), 1)
+    logits = [torch.tensor([[float("nan"), 1.0, 9.0, float("nan")], [2.0, 9.0, float("nan"), 9.0]])]
+    splits = Decision(rule, 0.5)(logits, grid, None, torch.Generator().manual_seed(0))
+    assert not splits.masks[0].flatten(1)[logits[0].isnan()].any()
+    assert splits.masks[0].flatten(1)[0, 2]

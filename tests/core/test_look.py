@@ -112,7 +112,7 @@ def test_rollouts_share_the_look_of_their_image() -> None:
 
 
 def test_a_tap_before_the_decision_is_refused() -> None:
-    with pytest.raises(SplitError, match="tap 0: the mixed sequence passes blocks 1 to 2"):
+    with pytest.raises(SplitError, match="tap 0: the sequence passes blocks 1 to 2"):
         looking(1, carries=True).features(images(1), taps=[0])
 
 

@@ -17,9 +17,11 @@ from reads import Reads, counted_forward
 from split_core.backbone.blocks import BLOCKS
 from split_core.decision import Decision
 from split_core.errors import SplitError
+from split_core.features import check_taps
 from split_core.model import SplitViT, check_images
 from split_core.policy import SplitPolicy
 from split_core.quadtree import build_layout, uniform_splits
+from split_core.reducer import build_reducer
 from split_core.types import Grid, Layout, Splits
 from split_core.wrapping import check_options, wrap
 from strategies import bits
@@ -390,8 +392,9 @@ def test_autocast(family: str) -> None:
     assert all(p.grad is None or p.grad.isfinite().all() for p in vit.parameters())
 
 
-def test_inference_mode_then_training() -> None:
-    model = wrap(tiny_vit(), Bright(), stages=2).eval()
+@pytest.mark.parametrize("policy", [Bright(), "late", "look"])
+def test_inference_mode_then_training(policy: Any) -> None:
+    model = wrap(tiny_vit(), policy, stages=2).eval()
     model.vit.requires_grad_(False)
     with torch.inference_mode():
         expected = model(images(2)).clone()
@@ -399,6 +402,73 @@ def test_inference_mode_then_training() -> None:
     assert relative(out.detach(), expected) <= 1e-5
     out.sum().backward()
     assert model.embed.zero.weight.grad is not None
+
+
+def test_a_model_made_in_inference_mode_runs_there_and_sees_its_edits() -> None:
+    with torch.inference_mode():
+        model, picture = wrap(tiny_vit(), Bright(), stages=2).eval(), images(2)
+        before = model(picture)
+        model.embed.zero.bias.add_(1.0)
+        model.vit.pos_embed.mul_(2.0)
+        after = model(picture)
+        assert relative(after, before) > 1e-2
+        twin = wrap(tiny_vit(), Bright(), stages=2).eval()
+        twin.load_state_dict(model.state_dict())
+        assert relative(twin(picture), after) <= 1e-6
+
+
+def test_weights_put_in_place_of_others_are_seen_wherever_they_lie() -> None:
+    model, picture = wrap(tiny_vit(), Bright(), stages=2).eval(), images(2)
+    with torch.no_grad():
+        for factor in (1.5, 0.5, 2.0, 0.25):
+            model(picture)
+            for _ in range(2):  # the second may get the memory of the first
+                for weight in (model.embed.zero.weight, model.vit.patch_embed.proj.weight):
+                    weight.data = torch.randn_like(weight) * factor
+            now = model(picture)
+            assert relative(now, model.train().eval()(picture)) <= 1e-5
+
+
+@pytest.mark.parametrize("rule", ["image", "batch"])
+@pytest.mark.parametrize("size", [(1, 1), (8, 8), (3, 30)])
+def test_an_image_too_small_for_the_budget_stays_coarse(rule: str, size: tuple[int, int]) -> None:
+    model = wrap(tiny_vit(), Bright(), stages=2, budget=0.1, rule=rule).eval()
+    with torch.no_grad():
+        assert model(images(2, *size)).isfinite().all()
+    assert set(model.layout.scale.tolist()) == {2}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stages": 8}, "a coarse patch spans 2.8 fine ones"),
+        ({"stages": 1, "budget": 0.2, "rule": "image"}, "budget 0.2 cannot be met"),
+    ],
+)
+def test_what_cannot_be_met_at_the_models_own_size_is_refused_at_once(options: Any, message: str) -> None:
+    with pytest.raises(SplitError, match=message):
+        wrap(tiny_vit(), Bright(), **options)
+
+
+@pytest.mark.parametrize(
+    ("taps", "message"),
+    [
+        ([1, 1], "should rise"),
+        ([1, 0], "should rise"),
+        (1, "should be a list of block numbers"),
+        (["a"], "tap 'a': the sequence passes blocks 0 to"),
+        ([-1], "tap -1: the sequence passes blocks 0 to"),
+    ],
+)
+def test_taps_that_are_no_rising_blocks_are_one_line(taps: Any, message: str) -> None:
+    with pytest.raises(SplitError, match=message):
+        check_taps(taps, 0, 2)
+
+
+def test_taps_out_of_order_are_refused_where_they_are_asked_for() -> None:
+    for model in (wrap(tiny_vit(), Bright(), stages=1), build_reducer("tome", tiny_vit())):
+        with pytest.raises(SplitError, match="should rise"):
+            model.features(images(1), [1, 0])
 
 
 def test_a_training_step_changes_what_eval_computes() -> None:

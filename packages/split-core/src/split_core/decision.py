@@ -2,8 +2,10 @@
 
     threshold   split where sigmoid(logit) > 0.5 (Sec. 3.2; what a learned policy deploys)
     sample      split with probability sigmoid(logit) (Sec. 3.3; what it trains with)
-    image       each image spends its budget, best first, and never more
+    image       each image spends its budget, best first, and never more; one too small for it stays coarse
     batch       the batch spends its budget, best first: images compete for tokens (opt-in: it couples them)
+
+A score that is not a number is the lowest there is.
 
 Best first respects the quadtree: a parent cannot split before its own parent, so it competes with the lowest
 score on its path, coarse before fine on ties (Quadformer's greedy order).
@@ -62,11 +64,7 @@ class Decision:
         valid: Bool[Tensor, "b r c"] | None = None,
         generator: torch.Generator | None = None,
     ) -> Splits:
-        """Splits for logits[s - 1] = (b, n_s), s = 1 .. S.
-
-        Raises:
-            SplitError: the budget lies below what the coarsest partition of this canvas already spends.
-        """
+        """Splits for logits[s - 1] = (b, n_s), s = 1 .. S."""
         if self.rule == "threshold":
             masks = [logit > -self.offset for logit in logits]
         elif self.rule == "sample":
@@ -80,7 +78,10 @@ class Decision:
 def best_first(
     logits: Logits, grid: Grid, budget: float, valid: Bool[Tensor, "b r c"] | None, *, whole_batch: bool = False
 ) -> Splits:
-    """Split the best-scored parents until the next split would exceed floor(budget * N) tokens."""
+    """Split the best-scored parents until the next split would exceed floor(budget * N) tokens.
+
+    Where the coarsest partition alone exceeds them (an image of one patch at a budget of 0.7) nothing splits.
+    """
     device = logits[0].device
     b = logits[0].shape[0]
     capped = reachable(logits, grid)
@@ -89,7 +90,6 @@ def best_first(
     levels = valid_at(grid, valid, device)
     coarse = levels[-1].flatten(1).sum(1).expand(b)
     cells = levels[0].flatten(1).sum(1).expand(b)
-    check_reachable(budget, grid)
     if whole_batch:
         # Position-major, so that ties between images stay parent-first inside each image.
         n = order_key.shape[1]
@@ -123,7 +123,7 @@ def check_reachable(budget: float, grid: Grid) -> None:
 
 def reachable(logits: Logits, grid: Grid) -> list[Tensor]:
     """Each parent's score, capped by the lowest score on its path to the root; index s - 1."""
-    capped = [logit.float() for logit in logits]
+    capped = [logit.float().nan_to_num(float("-inf"), float("inf"), float("-inf")) for logit in logits]
     for s in range(grid.stages - 1, 0, -1):
         above = upsample(capped[s].unflatten(1, grid.shape(s + 1))).flatten(1)
         capped[s - 1] = torch.minimum(capped[s - 1], above)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from split_core.backbone.pooling import pool_attention
+from split_core.errors import SplitError
 from split_core.packing import Packed, area_mean, dense_map, detail_map, token_mean
 from split_core.types import Cover, Layout
 
@@ -92,3 +95,18 @@ def timm_head(vit: Any, features: Features, pooling: Pooling) -> Any:
         x, image, weight = features.weighted(pooling, prefix=getattr(vit, "pool_include_prefix", True))
         pooled = pool_attention(vit.attn_pool, x, image, features.batch, weight)
     return vit.head(vit.head_drop(vit.fc_norm(pooled)))
+
+
+def check_taps(taps: Any, start: int, stop: int) -> None:
+    """Refuse what are not numbers of blocks from `start` to `stop` - 1, rising.
+
+    Raises:
+        SplitError: names the first that is not.
+    """
+    if isinstance(taps, str) or not isinstance(taps, Sequence):
+        raise SplitError(f"taps={taps!r} should be a list of block numbers, e.g. [{stop - 1}]")
+    for tap in taps:
+        if not isinstance(tap, int) or isinstance(tap, bool) or not start <= tap < stop:
+            raise SplitError(f"tap {tap!r}: the sequence passes blocks {start} to {stop - 1}")
+    if any(low >= high for low, high in itertools.pairwise(taps)):
+        raise SplitError(f"taps={list(taps)} should rise: the outputs come in the order of the blocks")

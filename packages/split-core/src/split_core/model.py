@@ -17,13 +17,13 @@ from split_core.attention import AttentionBackend, choose_backend
 from split_core.backbone.blocks import BLOCKS, compiled
 from split_core.backbone.check import check_backbone
 from split_core.backbone.stream import Streams, streams
-from split_core.decision import Decision
+from split_core.decision import Decision, check_reachable
 from split_core.errors import SplitError
-from split_core.features import Features, Pooling, timm_head
+from split_core.features import Features, Pooling, check_taps, timm_head
 from split_core.packing import Packed, carry, coarse_map, pack
 from split_core.policy import SplitPolicy, StageView
 from split_core.positions import PositionTable
-from split_core.pyramid import Down, PyramidEmbed
+from split_core.pyramid import Down, PyramidEmbed, check_waste
 from split_core.quadtree import build_layout, coarse_layout
 from split_core.rope import Place, RopeTable
 from split_core.types import Layout, Look, Pyramid, Splits
@@ -49,7 +49,8 @@ class SplitViT(nn.Module):
         windows: within which most blocks attend; None means that all attend across the image.
 
     Raises:
-        SplitError: the model is of a kind that cannot run so.
+        SplitError: the model is of a kind that cannot run so; or, at its own image size, a coarse patch is far larger
+            than the image or the budget below what coarse patches alone spend.
     """
 
     def __init__(
@@ -65,6 +66,10 @@ class SplitViT(nn.Module):
             windows.check_model(blocks=len(self.vit.blocks), prefix=self.vit.num_prefix_tokens, stages=stages)
         side = 0 if windows is None else windows.size
         self.embed = PyramidEmbed(patch_embed.proj, norm=patch_embed.norm, stages=stages, down=down, window=side)
+        own = self.embed.grid(tuple(patch_embed.img_size))
+        check_waste(own)
+        if decision.budget is not None and decision.rule in ("image", "batch"):
+            check_reachable(decision.budget, own)
         self.positions = PositionTable(self.vit, antialias=antialias)
         self.rope = RopeTable(self.vit, place=rope)
         self.policy = policy
@@ -196,12 +201,10 @@ class SplitViT(nn.Module):
         """Blocks start .. stop - 1, and the tokens after those of `taps`.
 
         Raises:
-            SplitError: a tap is none of these blocks.
+            SplitError: a tap is none of these blocks, or they do not rise.
         """
         stop = len(self.vit.blocks) if stop is None else stop
-        for tap in taps:
-            if not start <= tap < stop:
-                raise SplitError(f"tap {tap}: the mixed sequence passes blocks {start} to {stop - 1}")
+        check_taps(taps, start, stop)
         tapped = []
         for index, block in enumerate(self.vit.blocks[start:stop], start=start):
             execute = BLOCKS[type(block)]

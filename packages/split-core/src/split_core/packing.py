@@ -7,13 +7,13 @@ the layout's order. Attention is block-diagonal over images, so nothing is padde
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from split_core.kept import lasting
 from split_core.quadtree import in_order
 from split_core.types import Cover, Grid, Layout, Look, Pyramid
 
@@ -39,7 +39,7 @@ class Segments:
     def total(self) -> int:
         return sum(self.lengths)
 
-    @cached_property
+    @lasting
     def image(self) -> Int[Tensor, " T"]:
         """Image (or window) of every packed token."""
         images = torch.arange(len(self.lengths), device=self.cu_seqlens.device)

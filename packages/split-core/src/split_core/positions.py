@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from split_core.kept import Version, version_of
 from split_core.types import Grid
 
 KEPT = 8
@@ -30,7 +31,7 @@ class GridTable(nn.Module):
     def __init__(self, vit: Any) -> None:
         super().__init__()
         object.__setattr__(self, "vit", vit)
-        self._kept: dict[Grid, tuple[tuple[object, ...], Tensor]] = {}
+        self._kept: dict[Grid, tuple[Version, torch.dtype, Tensor]] = {}
 
     vit: Any
 
@@ -48,16 +49,17 @@ class GridTable(nn.Module):
         trained = torch.is_grad_enabled() or self.training  # a look runs without gradients while its table learns
         if trained and any(source.requires_grad for source in sources):
             return self._resample(grid)  # they differ at every step, whatever a sharded one's version says
-        dtype = self.vit.patch_embed.proj.weight.dtype
-        version = (dtype, *((t.data_ptr(), t._version, t.dtype, t.device) for t in sources))
+        version, dtype = version_of(sources), self.vit.patch_embed.proj.weight.dtype
+        if version is None:
+            return self._resample(grid)
         kept = self._kept.get(grid)
-        if kept is None or kept[0] != version:
+        if kept is None or kept[:2] != (version, dtype):
             with torch.inference_mode(False), torch.no_grad():  # rows kept here may serve training later
-                kept = (version, self._resample(grid))
+                kept = (version, dtype, self._resample(grid))
             if len(self._kept) >= KEPT:
                 self._kept.pop(next(iter(self._kept)))
             self._kept[grid] = kept
-        return kept[1]
+        return kept[2]
 
     def train(self, mode: bool = True) -> GridTable:
         """Switching mode drops the kept rows, so that even edits through `.data` are seen afterwards."""

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from split_core.errors import SplitError
+from split_core.kept import Version, version_of
 from split_core.types import Grid, Pyramid
 from split_core.windows import check_canvas
 
 Down = Literal["area", "bilinear"]
-WASTE = 1024
+WASTE = 64
 """Padded cells per cell of the image from which a canvas is refused: memory for nothing."""
 
 
@@ -56,7 +57,7 @@ class PyramidEmbed(nn.Module):
         nn.init.zeros_(self.zero.weight)
         nn.init.zeros_(self.zero.bias)
         self.to(proj.weight.device, proj.weight.dtype)
-        self._folded: tuple[tuple[int, ...], list[tuple[Tensor, Tensor]]] | None = None
+        self._folded: tuple[Version, list[tuple[Tensor, Tensor]]] | None = None
 
     proj: nn.Conv2d
     norm: nn.Module
@@ -77,8 +78,9 @@ class PyramidEmbed(nn.Module):
         check_waste(grid)
         images = self._pad(images, grid)
         fine = self._normed(self.proj(images))
-        if self._can_fold():
-            coarse = [F.linear(_blocks(images, w), w.flatten(1), b) for w, b in self._folds()]
+        folds = self._folds() if self._can_fold() else None
+        if folds is not None:
+            coarse = [F.linear(_blocks(images, w), w.flatten(1), b) for w, b in folds]
         else:
             coarse = [_flat(level) for level in self._coarse(images, fine)]
         return Pyramid((_flat(fine), *coarse), grid, valid)
@@ -119,19 +121,12 @@ class PyramidEmbed(nn.Module):
         linear = self.down == "area" and isinstance(self.norm, nn.Identity)
         return linear and not self.training and not torch.is_grad_enabled()
 
-    def _folds(self) -> list[tuple[Tensor, Tensor]]:
-        """One (weight, bias) per coarse scale, rebuilt only when a parameter has changed."""
-        tensors = (
-            self.proj.weight,
-            self.proj.bias,
-            self.aggregate.weight,
-            self.aggregate.bias,
-            self.zero.weight,
-            self.zero.bias,
-        )
-        version = tuple(
-            v for t in tensors if t is not None for v in (t.data_ptr(), t._version, hash((t.dtype, t.device)))
-        )
+    def _folds(self) -> list[tuple[Tensor, Tensor]] | None:
+        """One (weight, bias) per coarse scale, rebuilt when a parameter has changed; None if that cannot be known."""
+        layers = (self.proj, self.aggregate, self.zero)
+        version = version_of(t for layer in layers for t in (layer.weight, layer.bias) if t is not None)
+        if version is None:
+            return None
         if self._folded is None or self._folded[0] != version:
             self._folded = (version, [self._fold(s) for s in range(1, self.stages + 1)])
         return self._folded[1]

@@ -27,7 +27,7 @@ from split_core.backbone.blocks import BLOCKS
 from split_core.backbone.check import check_reducible
 from split_core.backbone.stream import Stream
 from split_core.errors import SplitError, unknown
-from split_core.features import Features, timm_head
+from split_core.features import Features, check_taps, timm_head
 from split_core.flops import Layers, backbone_flops, layer_flops
 from split_core.model import check_images, kernel_dtype
 from split_core.packing import Segments
@@ -137,7 +137,7 @@ class Reducer(nn.Module):
         check_images(images, proj.in_channels, proj.weight.dtype)
         grid = self.embed.grid(images.shape[-2:])
         taps = self.taps if taps is None else taps
-        check_taps(taps, len(vit.blocks))
+        check_taps(taps, 0, len(vit.blocks))
         tokens = self.enter(images)
         backend = self._backend(tokens)
         layers: list[tuple[int, int]] = []
@@ -255,10 +255,3 @@ def _explained(error: ValidationError, spec: str | Mapping[str, Any]) -> str:
     if fault["type"] == "extra_forbidden":
         return f"{name}: {unknown('setting', key, registry.get('reducer', name).entry.config.model_fields)}"
     return f"{name}: {key}={fault['input']!r}: {fault['msg']}"
-
-
-def check_taps(taps: Sequence[int], blocks: int) -> None:
-    """Refuse numbers that no block has."""
-    for tap in taps:
-        if not 0 <= tap < blocks:
-            raise SplitError(f"tap {tap}: the model has blocks 0 to {blocks - 1}")

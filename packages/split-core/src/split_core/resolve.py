@@ -246,7 +246,8 @@ def _sentence(key: str, fault: Any, tree: Mapping[str, Any]) -> str:
     close = None
     if fault["type"] == "literal_error" and isinstance(fault["input"], str):
         close = nearest(fault["input"], re.findall(r"'([^']*)'", fault["ctx"]["expected"]))
-    given = "" if isinstance(fault["input"], Mapping) else f"={fault['input']}"  # a whole section would bury the fault
+    whole = inner is not None and isinstance(fault["input"], Mapping)  # a section with what fits no other of its keys
+    given = "" if whole else f"={fault['input']}"
     return f"{key}{given}: {message}" + (f". Did you mean {close}?" if close else "")
 
 

@@ -11,12 +11,13 @@ Data flow (paper, Fig. 2):  images -> Pyramid -> logits -> Splits -> Layout -> P
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from split_core.kept import lasting
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ class Cover:
         counts = self.counts.cpu().numpy()
         return [(counts, counts)] * depth
 
-    @cached_property
+    @lasting
     def area(self) -> Int[Tensor, " t"]:
         """Valid fine cells that each token covers; they sum to N over an image of which nothing was dropped."""
         owned = self.owner.flatten()
@@ -235,12 +236,12 @@ class Layout(Cover):
     col: Int[Tensor, " t"]
     windows: Runs | None = None
 
-    @cached_property
+    @lasting
     def cell(self) -> Int[Tensor, " t"]:
         """Row of each token in the concatenated pyramid (m cells, fine first)."""
         return self._cell(self.grid, self.row, self.col)
 
-    @cached_property
+    @lasting
     def window_cell(self) -> Int[Tensor, " t"]:
         """The same in the pyramid of its window alone."""
         side = self.grid.window
@@ -258,7 +259,7 @@ class Layout(Cover):
         image = self.image[self.windows.cu_seqlens[:-1].long()]
         return squares.new_zeros(self.batch).index_add(0, image, squares).cpu().numpy()
 
-    @cached_property
+    @lasting
     def ancestor(self) -> Int[Tensor, " t"]:
         """The coarsest cell over each token, in raster order of the coarse grid."""
         stages = self.grid.stages
