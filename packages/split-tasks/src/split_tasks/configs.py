@@ -67,7 +67,11 @@ class SegmentConfig(PluginConfig):
 
 
 class _Images(PluginConfig):
-    """Images of a split's nominal epoch; generated data sets have no end."""
+    """How many images a split nominally has; generated data sets have no end, this is an epoch.
+
+    Attributes:
+        train, val, test: images in an epoch of the split.
+    """
 
     train: Count = 1_000_000
     val: Count = 2_000
@@ -111,7 +115,8 @@ class DigitsConfig(_Images):
 class CompositesConfig(_Images):
     """Data set `composites`.
 
-    At the defaults policies were seen to differ: backgrounds have texture (entropy finds any edge on smooth ones).
+    The defaults are those at which policies were seen to differ: textured backgrounds (on smooth ones a pasted
+    edge is the only detail, and entropy finds it) and objects of a third to half of the side.
 
     Attributes:
         cutouts: folder <class>/*.png with transparency, or None for the fetched cache.

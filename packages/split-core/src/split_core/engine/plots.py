@@ -19,7 +19,7 @@ OWN = "#D55E00"
 OTHERS = ("#0072B2", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#B3A300", "#000000")
 DENSE = "#555555"
 """Okabe and Ito's colours."""
-MARKERS = "osD^vPX*"
+MARKERS = "osD^vPX*<>ph"
 DPI = 130
 
 

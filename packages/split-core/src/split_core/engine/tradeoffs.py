@@ -67,20 +67,19 @@ def _name_methods(figure: Figure, axis: Axes) -> None:
 
 
 def _learned(axis: Axes, curves: Sequence[Row], key: str) -> None:
-    """One logged number of every run, coloured by budget."""
-    rhos = sorted({curve["rho"] for curve in curves})
-    colours = dict(zip(rhos, [OWN, *OTHERS] * len(rhos), strict=False))
-    labelled: set[float] = set()
-    for curve in curves:
-        rho = curve["rho"]
-        style: dict[str, Any] = {"color": colours[rho], "linewidth": 1.3, "alpha": 0.85}
+    """One logged number of every run, coloured by budget and, where there are several, by what learned."""
+    several = len({curve["method"] for curve in curves}) > 1
+    names = [f"{curve['method']}, " * several + f"budget {curve['rho']:g}" for curve in curves]
+    colours = dict(zip(sorted(set(names)), [OWN, *OTHERS] * len(names), strict=False))
+    for name, curve in zip(names, curves, strict=True):
+        style: dict[str, Any] = {"color": colours[name], "linewidth": 1.3, "alpha": 0.85}
         if curve[key]:
-            axis.plot(curve["step"], curve[key], label=None if rho in labelled else f"budget {rho:g}", **style)
-            labelled.add(rho)
+            label = None if name in axis.get_legend_handles_labels()[1] else name
+            axis.plot(curve["step"], curve[key], label=label, **style)
         if key == "token_fraction" and curve["deployed_fraction"]:
             axis.plot(curve["step"], curve["deployed_fraction"], linestyle="--", **style)
     if key == "token_fraction":
-        for rho in rhos:
+        for rho in {curve["rho"] for curve in curves}:
             axis.axhline(rho, color="black", linestyle=":", linewidth=1)
     axis.set_title(CURVES[key])
     axis.set_xlabel("step of the policy's training")
