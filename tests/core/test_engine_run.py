@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from split_core import resolve
@@ -180,6 +181,42 @@ def test_damaged_checkpoints_are_named_and_the_one_before_is_used(
     assert kept.newest() == 2
     assert kept.load(2)["value"] == 2
     assert "00000003 cannot be used" in caplog.text
+
+
+def test_damaged_checkpoints_do_not_push_out_new_ones(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=1)
+    checkpoints.save(18, {"a": 1})
+    (tmp_path / "00000018" / "state.pt").write_bytes(b"cut")
+    assert checkpoints.newest() is None
+    checkpoints.save(4, {"a": 2})
+    assert checkpoints.newest() == 4
+    assert [folder.name for folder in tmp_path.iterdir()] == ["00000004"]
+
+
+def test_a_flipped_bit_in_finished_weights_is_named(tmp_path: Path) -> None:
+    path, module = tmp_path / "models" / "dense.safetensors", torch.nn.Linear(4, 4)
+    save_weights(path, {"model": module}, {"source": "dense"})
+    assert load_weights(path, {"model": module}) == {"source": "dense"}
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 16
+    path.write_bytes(content)
+    with pytest.raises(SplitError, match=r"dense.safetensors is damaged: its checksum is wrong. Delete it"):
+        load_weights(path, {"model": module})
+
+
+def test_a_run_goes_on_after_settings_were_added_and_with_other_tolerance(tmp_path: Path) -> None:
+    config = configure(tmp_path / "run")
+    path = resolve.claim_run_dir(config) / resolve.CONFIG_FILE
+    tree = resolve.read_recipe(path)
+    del tree["compile_blocks"], tree["estimator"]["reach"]  # as an older version wrote it
+    path.write_text(yaml.safe_dump(tree))
+    resolve.check_run_dir(config)
+    resolve.check_run_dir(configure(tmp_path / "run", on_error="skip"))
+    with pytest.raises(SplitError, match="compile_blocks: False there, True here"):
+        resolve.check_run_dir(configure(tmp_path / "run", compile_blocks=True))
+    older = {key: value for key, value in resolve.settings_of(config).items() if key != "compile_blocks"}
+    Checkpoints(tmp_path / "c", 2, older).save(3, {})
+    assert Checkpoints(tmp_path / "c", 2, resolve.settings_of(config)).newest() == 3
 
 
 def test_weights_of_another_shape_are_all_named(tmp_path: Path) -> None:

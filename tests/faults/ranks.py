@@ -38,6 +38,21 @@ def dies() -> None:
     _at_step(3, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
+def asked() -> None:
+    """Rank 1, which has the fewer batches, is asked to stop while both evaluate."""
+    if os.environ["RANK"] != "1":
+        return
+    from split_core.engine import evaluate
+
+    batch = evaluate._batch
+
+    def ask(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        return batch(*arguments)
+
+    evaluate._batch = ask
+
+
 def _at_step(step: int, act: Callable[[], Any]) -> None:
     if os.environ["RANK"] != "1":
         return
@@ -61,6 +76,9 @@ CASES: dict[str, tuple[int, dict[str, Any], Callable[[], None] | None]] = {
     "divided": (2, {"adapt": {"shard": True}}, raises),
     "resumed": (2, {"adapt": {"shard": True}}, None),
     "dies": (2, {}, dies),
+    "asked": (2, {"eval": {"images": 24, "batch_size": 8}}, asked),
+    "auto": (2, {"device": "auto"}, None),
+    "odd": (2, {"estimator": {"batch_size": 15}}, None),
 }
 
 

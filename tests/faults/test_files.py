@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import struct
 import zlib
 from pathlib import Path
@@ -17,9 +20,9 @@ import run
 import sweep
 from clusters import ClusterConfig, read_cluster
 from faults.damage import FORMATS, damaged, picture_bytes
-from split_core import resolve
+from split_core import registry, resolve
 from split_core.engine import check
-from split_core.engine.loader import evaluation_batches
+from split_core.engine.loader import evaluation_batches, training_batches
 from split_core.engine.tolerance import LeftOut, Tolerant
 from split_core.errors import SplitError
 from split_core.pictures import PictureError, read_picture, read_rgb
@@ -127,11 +130,48 @@ def test_damaged_pictures_are_left_out_never_replaced_and_counted(root: Path, ca
         list(evaluation_batches(folder(root), 4, range(99)))
 
 
-def test_a_batch_without_a_whole_picture_is_one_line(root: Path) -> None:
-    for path in (root / "val").rglob("*.png"):
+def test_a_batch_without_a_whole_picture_is_passed_over_or_ends_training(root: Path) -> None:
+    for path in (root / "val" / "cat").glob("*.png"):
         path.write_bytes(b"")
-    with pytest.raises(SplitError, match="no picture of a batch of 4 can be read; the first: "):
-        list(evaluation_batches(Tolerant(folder(root), "val", LeftOut(named=False)), 4, range(99)))
+    data = Tolerant(folder(root), "val", LeftOut(named=False))
+    batches = list(evaluation_batches(data, 1, range(99)))
+    assert sorted(len(batch.get("image", ())) for batch in batches) == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert batches.count({}) == len(data.left_out.lines) == 4
+    with pytest.raises(SplitError, match="no picture of the batch of step 0 can be read"):
+        list(training_batches(Tolerant(folder(root), "val", LeftOut(named=False)), 1, range(40), seed=0))
+
+
+def test_augmentation_is_that_of_a_run_that_tolerates_nothing(root: Path) -> None:
+    class Noisy:
+        classes = ("a",)
+
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            return {"image": torch.rand(1), "target": {}}
+
+        def collate(self, samples: Any) -> dict[str, Any]:
+            return {"image": torch.stack([sample["image"] for sample in samples])}
+
+    tolerant = Tolerant(Noisy(), "train", LeftOut(named=False))
+    for (_, plain), (_, other) in zip(
+        training_batches(Noisy(), 4, range(3), seed=1), training_batches(tolerant, 4, range(3), seed=1), strict=True
+    ):
+        assert torch.equal(plain["image"], other["image"])
+
+
+def test_processes_that_load_data_do_not_hear_the_request_to_stop() -> None:
+    config = DataContext("train", 0, (40, 40), (0.5,), (0.5,), 1)
+    data = registry.build("data", {"name": "digits", "train": 64}, config)
+    batches = training_batches(data, 4, range(6), seed=0, workers=1)
+    seen = 0
+    for _ in batches:  # at its start, and while it works
+        for child in multiprocessing.active_children():
+            for number in (signal.SIGUSR2, signal.SIGTERM):
+                os.kill(child.pid, number)
+        seen += 1
+    assert seen == 6
 
 
 def test_do_check_says_everything_in_one_go(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

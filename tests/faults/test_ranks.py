@@ -53,6 +53,29 @@ def test_training_losses_are_those_of_one_process(pair: dict[str, Path]) -> None
     assert_same_losses(pair["one"], pair["two"])
 
 
+def test_processes_find_each_other_without_being_told_the_device(pair: dict[str, Path], cases: Any) -> None:
+    folder, results = cases
+    assert results["auto"]["codes"] == [0, 0], results["auto"]["said"]
+    assert_same_losses(pair["one"], folder / "auto")
+
+
+def test_a_request_to_stop_is_heard_by_all_while_they_evaluate(cases: Any) -> None:
+    """Rank 0 has a batch more and would wait for rank 1 for good."""
+    folder, results = cases
+    assert results["asked"]["codes"] == [1, 1]
+    assert all("Stopped: stopped as asked; do=train starts again" in said for said in results["asked"]["said"])
+    assert not (folder / "asked" / "results.json").exists()
+    assert results["asked"]["waited"] < LIMIT
+
+
+def test_batches_that_do_not_divide_are_refused_before_anything_is_written(cases: Any) -> None:
+    folder, results = cases
+    assert results["odd"]["codes"] == [1, 1]
+    line = "estimator.batch_size=15 does not divide among 2 processes"
+    assert all(line in said for said in results["odd"]["said"])
+    assert not (folder / "odd").exists()
+
+
 def test_divided_weights_train_resume_and_are_saved_whole(pair: dict[str, Path], divided: Path) -> None:
     """FSDP2 (adapt.shard): losses of one process, and weights that any process reads."""
     assert_same_losses(pair["one"], divided)

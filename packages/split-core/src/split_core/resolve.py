@@ -27,8 +27,9 @@ ALIASES = {"image": "draw.image", "question": "draw.question"}
 CONFIG_FILE = "config.yaml"
 STATE = ("models", "checkpoints")
 """Folders of a run_dir that hold what was learned."""
-FREE = frozenset({"do", "compare", "run_dir", "device", "threads", "workers", "log_every", "patience_s"})
-"""Settings that a command on an existing run may change: they say where and how it runs, not what comes out."""
+FREE = frozenset({"do", "compare", "run_dir", "device", "threads", "workers", "log_every", "patience_s", "on_error"})
+"""Settings that a command on an existing run may change: they say where and how it runs, not what comes out; nor
+would a run that died of a damaged picture have another way to go on (`on_error`)."""
 
 
 def parse_arguments(arguments: Sequence[str], *, groups: Sequence[str] = GROUPS) -> dict[str, Any]:
@@ -157,11 +158,20 @@ def check_run_dir(config: RunConfig) -> None:
     path = folder / CONFIG_FILE
     if not path.is_file():
         return
-    difference = first_difference(settings_of(read_recipe(path), config.do), settings_of(config, config.do))
+    difference = first_difference(settings_of(_written(path), config.do), settings_of(config, config.do))
     if difference is not None:
         raise SplitError(
             f"{folder} holds a run with other settings ({difference}); choose another run_dir, or delete that one"
         )
+
+
+def _written(path: Path) -> RunConfig | Mapping[str, Any]:
+    """The settings of a run, those that are newer than it at their defaults; as they stand if they are none of ours."""
+    tree = read_recipe(path)
+    try:
+        return load(tree)
+    except SplitError:
+        return tree
 
 
 def settings_of(config: RunConfig | Mapping[str, Any], command: str = "train") -> dict[str, Any]:

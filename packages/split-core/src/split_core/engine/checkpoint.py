@@ -59,7 +59,9 @@ class Checkpoints:
             raise unwritable(final, error) from error
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-        for old in self._all()[: -self.keep_last]:
+        kept = [folder for folder in self._all() if int(folder.name) <= step]
+        # Later ones are damaged, or the run would have gone on from there; counted, they would push out this one.
+        for old in {*self._all()} - {*kept[-self.keep_last :]}:
             shutil.rmtree(old, ignore_errors=True)
 
     def newest(self) -> int | None:
@@ -72,7 +74,9 @@ class Checkpoints:
             try:
                 facts = json.loads((folder / "facts.json").read_text())
                 self._read(folder)
-                difference = first_difference(facts["settings"], self.settings)
+                there = facts["settings"]
+                # A setting that is newer than the checkpoint had its default then, as it has in the run's config.yaml.
+                difference = first_difference(there, {k: v for k, v in self.settings.items() if k in there})
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 logger.warning("checkpoint %s cannot be used (%s); trying the one before", folder, error)
                 continue
@@ -115,7 +119,17 @@ def save_weights(path: Path, modules: Mapping[str, nn.Module], facts: Mapping[st
         for name, module in modules.items()
         for key, value in module.state_dict().items()
     }
-    write_whole(path, save(tensors, metadata={"facts": json.dumps(dict(facts), sort_keys=True)}))
+    facts = {**facts, "sha256": checksum(tensors)}
+    write_whole(path, save(tensors, metadata={"facts": json.dumps(facts, sort_keys=True)}))
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """Of names and bytes; safetensors itself does not notice a flipped bit."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(memoryview(tensors[name].flatten().view(torch.uint8).numpy()))
+    return digest.hexdigest()
 
 
 def load_weights(
@@ -134,8 +148,14 @@ def load_weights(
         with safe_open(path, framework="pt") as file:
             found: dict[str, Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
             facts = json.loads((file.metadata() or {}).get("facts", "{}"))
-    except (OSError, SafetensorError) as error:
-        raise SplitError(f"{path} cannot be read: {error}") from error
+    except (OSError, ValueError, SafetensorError) as error:
+        raise SplitError(
+            f"{path} cannot be read: {error}. Delete it, and the run that made it makes it again"
+        ) from error
+    if facts.pop("sha256", None) not in (None, checksum(found)):
+        raise SplitError(
+            f"{path} is damaged: its checksum is wrong. Delete it, and the run that made it makes it again"
+        )
     found = {key: value for key, value in found.items() if key.startswith(only)}
     wanted = {f"{name}.{key}": value for name, module in modules.items() for key, value in module.state_dict().items()}
     if without is not None:

@@ -28,6 +28,7 @@ from split_core.engine.pairing import PER_IMAGE, paired, standard_error
 from split_core.engine.results import RESULTS, write_json
 from split_core.engine.session import Learner, Session, provenance
 from split_core.engine.timing import Timing, own_clock, parts
+from split_core.errors import SplitError
 from split_core.files import write_whole
 from split_core.flops import forward_flops, ideal_speedup
 from split_core.task import Metric
@@ -105,10 +106,16 @@ def tally(
     metrics = {m.name: _metrics(session, learners[m.name]) for m in methods}
     for index, batch in zip(mine, session.log.track(batches, total=len(mine), title="evaluate"), strict=True):
         session.stop_if_asked()
+        if not batch:
+            continue
         batch = to_device(batch, session.device)
         collected[index] = {m.name: _batch(session, learners[m.name], batch, index, metrics[m.name]) for m in methods}
+    if len(mine) < -(-total // world):  # the others have one batch more
+        session.stop_if_asked()
     numbers = {index: batch for share in session.ranks.gather(collected) for index, batch in share.items()}
-    tallies = {m.name: _joined([numbers[index][m.name] for index in range(total)]) for m in methods}
+    if not numbers:
+        raise SplitError(f"none of the {config.images} images of {config.split} can be read")
+    tallies = {m.name: _joined([numbers[index][m.name] for index in sorted(numbers)]) for m in methods}
     found = {name: mean_of([metric.compute() for metric in own if metric]) for name, own in metrics.items()}
     writing = metrics if session.ranks.main else {}
     written = {name: own[0].files() for name, own in writing.items() if own[0] is not None and hasattr(own[0], "files")}
@@ -181,11 +188,8 @@ def speed(session: Session, learners: Mapping[str, Learner]) -> tuple[dict[str, 
     """Whole-pipeline images/s of every method, interleaved, on one real batch; and its parts, where the task has some
     beyond its output."""
     config = session.config
-    batch = next(
-        evaluation_batches(
-            session.data(config.eval.split), config.bench.batch_sizes[0], range(config.bench.batch_sizes[0])
-        )
-    )
+    size, data = config.bench.batch_sizes[0], session.data(config.eval.split)
+    batch = next(batch for batch in evaluation_batches(data, size, range(config.eval.images)) if batch)
     batch = to_device(batch, session.device)
     images = batch["image"]
     timed = {name: learner for name, learner in learners.items() if not chooser(learner.model).analysis}

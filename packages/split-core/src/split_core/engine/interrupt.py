@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -43,3 +45,24 @@ class Interrupt:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
         self.again = self.again or number == signal.SIGUSR2
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Keep the signals waiting, for this process and for those started meanwhile.
+
+    Slurm sends them to every process of a job. One that loads data would die of them, and take with it the run that
+    was only asked to save.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def deaf(worker: int) -> None:
+    """What a process that loads data does about the signals: nothing; it ends with the run."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

@@ -17,7 +17,9 @@ import torch
 from jaxtyping import Bool
 from torch.utils.data import DataLoader, Sampler
 
+from split_core.engine.interrupt import deaf, held_back
 from split_core.engine.tolerance import Tolerant
+from split_core.errors import SplitError
 from split_core.model import SplitViT
 from split_core.quadtree import picture_cells
 from split_core.reducer import Reducer
@@ -127,15 +129,23 @@ class _Places(Sampler[list[Place]]):
 def training_batches(
     data: Dataset, batch_size: int, steps: range, *, seed: int, workers: int = 0, rank: int = 0, world: int = 1
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(step, batch) for every step in `steps`; batches are {"image": (b, c, H, W), "target": ...}."""
+    """(step, batch) for every step in `steps`; batches are {"image": (b, c, H, W), "target": ...}.
+
+    Raises:
+        SplitError: no picture of a batch can be read, so that there is nothing to learn from.
+    """
     sampler = StepSampler(len(data), batch_size, steps, seed=seed, rank=rank, world=world)
-    return zip(steps, _loader(data, Drawn(data, seed), _Places(sampler), workers), strict=True)
+    for step, batch in zip(steps, _loader(data, Drawn(data, seed), _Places(sampler), workers), strict=True):
+        if not batch:
+            raise SplitError(f"no picture of the batch of step {step} can be read: see what was left out")
+        yield step, batch
 
 
 def evaluation_batches(
     data: Dataset, batch_size: int, samples: range, *, workers: int = 0, rank: int = 0, world: int = 1
 ) -> Iterator[dict[str, Any]]:
-    """The samples with these numbers in order, each once; numbers past the end are left out.
+    """The samples with these numbers in order, each once; numbers past the end are left out. A batch of which no
+    picture can be read is {}.
 
     Of several processes each gets whole batches, every world-th one, so that a batch is the same whoever computes it.
     """
@@ -144,14 +154,17 @@ def evaluation_batches(
     yield from _loader(data, data, batches[rank::world], workers)
 
 
-def _loader(data: Any, read: Any, batches: Iterable[list[Any]], workers: int) -> Iterable[dict[str, Any]]:
+def _loader(data: Any, read: Any, batches: Iterable[list[Any]], workers: int) -> Iterator[dict[str, Any]]:
     """Batches of `data`, whose samples `read` makes."""
     # A child process that inherits a busy thread pool can hang, so workers start afresh.
     context = "spawn" if workers else None
     loader = DataLoader(
-        read, batch_sampler=batches, num_workers=workers, collate_fn=data.collate, multiprocessing_context=context
-    )
-    return map(data.note, loader) if isinstance(data, Tolerant) else loader
+        read, batch_sampler=batches, num_workers=workers, collate_fn=data.collate, multiprocessing_context=context,
+        worker_init_fn=deaf,
+    )  # fmt: skip
+    with held_back():
+        started = iter(loader)
+    return map(data.note, started) if isinstance(data, Tolerant) else started
 
 
 def valid_of(model: SplitViT | Reducer, batch: Mapping[str, Any]) -> Bool[torch.Tensor, "b r c"] | None:

@@ -8,6 +8,7 @@ from split_core.decision import check_reachable
 from split_core.engine.handover import load_policy
 from split_core.engine.lock import RunLock
 from split_core.engine.session import Session
+from split_core.engine.shard import check_precision
 from split_core.errors import SplitError
 from split_core.pyramid import check_waste
 from split_core.task import Task
@@ -23,6 +24,8 @@ def open_run(config: RunConfig) -> Session:
             f"eval.calibrate=test needs more images than are evaluated: {config.eval.split} has "
             f"{len(session.data(config.eval.split))} and eval.images is {config.eval.images}"
         )
+    if config.do == "train":
+        _check_shares(session)
     learner = session.learner(config.policy)
     if config.warmstart.policy is not None:
         load_policy(config.warmstart.policy, learner)
@@ -34,6 +37,15 @@ def open_run(config: RunConfig) -> Session:
         check_reachable(budget, grid)
     session.ranks.same(lambda: claim(session))
     return session
+
+
+def _check_shares(session: Session) -> None:
+    """Refuse batches that do not divide among the processes, and what cannot be divided."""
+    config = session.config
+    session.ranks.share("adapt.batch_size", config.adapt.batch_size)
+    session.ranks.share("estimator.batch_size", config.estimator["batch_size"])
+    if config.adapt.shard:
+        check_precision(config.precision)
 
 
 def _check_error(config: RunConfig, task: Task) -> None:

@@ -133,14 +133,15 @@ class Session:
         )  # fmt: skip
 
     def stop_if_asked(self) -> None:
-        """Between two pieces of work that need no saving.
+        """Between two pieces of work that need no saving; all processes have to ask together.
 
         Raises:
-            Stopped: this process was asked to stop.
+            Stopped: one of them was asked to stop.
         """
-        if self.interrupt.asked:
+        if self.ranks.any(self.interrupt.asked):
             raise Stopped(
-                f"stopped as asked; do={self.config.do} starts again from what is saved", again=self.interrupt.again
+                f"stopped as asked; do={self.config.do} starts again from what is saved",
+                again=self.ranks.any(self.interrupt.again),
             )
 
     def finished(self, weights: Path) -> bool:
@@ -207,6 +208,8 @@ class Session:
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
         """Images of the first `limit` samples of a split, and the cells of `model` that hold picture; on the device."""
         for batch in evaluation_batches(self.data(split), batch_size, range(limit), workers=self.config.workers):
+            if not batch:
+                continue
             batch = to_device(batch, self.device)
             yield batch["image"][:batch_size], valid_of(model, batch)  # images cut into windows make more rows
 
@@ -217,7 +220,9 @@ def accelerator(config: RunConfig) -> Accelerator:
     Raises:
         SplitError: no such device here, or a precision that it cannot do.
     """
-    cpu = check_device(config.device).type == "cpu" and config.device != "auto"
+    # Accelerate forms a group of processes on a CPU only if it is told so; auto is the CPU where there is nothing else.
+    alone = config.device != "auto" or not torch.accelerator.is_available()
+    cpu = check_device(config.device).type == "cpu" and alone
     if config.precision == "fp16" and (cpu or not torch.cuda.is_available()):
         raise SplitError("precision=fp16 needs a GPU; use bf16 or no on a CPU")
     patience = InitProcessGroupKwargs(timeout=timedelta(seconds=config.patience_s))

@@ -24,12 +24,17 @@ def shard(module: nn.Module, ranks: Ranks, precision: str) -> None:
     """Divide the module's parameters among the processes, in place; one process keeps them all.
 
     Raises:
-        SplitError: fp16, whose scaled gradients would have to be unscaled in parts.
+        SplitError: as `check_precision`.
     """
-    if precision == "fp16":
-        raise SplitError("adapt.shard=true needs precision=bf16 or no; fp16's scaled gradients are not divided")
+    check_precision(precision)
     if ranks.world > 1:
         fully_shard(module, mesh=init_device_mesh(ranks.device.type, (ranks.world,)))
+
+
+def check_precision(precision: str) -> None:
+    """Refuse fp16, whose scaled gradients would have to be unscaled in parts."""
+    if precision == "fp16":
+        raise SplitError("adapt.shard=true needs precision=bf16 or no; fp16's scaled gradients are not divided")
 
 
 def whole(module: nn.Module) -> dict[str, Tensor]:

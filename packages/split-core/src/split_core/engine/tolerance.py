@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from split_core.errors import SplitError
 from split_core.pictures import PictureError
 from split_core.task import Dataset
 
@@ -63,30 +62,18 @@ class Tolerant:
     def __len__(self) -> int:
         return len(self.data)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.data[index]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Samples, and in place of a damaged one (index, line)."""
-        found: list[Any] = []
-        for index in indices:
-            try:
-                found.append(self.data[index])
-            except PictureError as error:
-                found.append((index, str(error)))
-        return found
+    def __getitem__(self, index: int) -> Any:
+        """A sample, or in place of a damaged one (index, line)."""
+        try:
+            return self.data[index]
+        except PictureError as error:
+            return index, str(error)
 
     def collate(self, samples: Sequence[Any]) -> dict[str, Any]:
-        """A batch of the whole ones, with "left_out" for the others.
-
-        Raises:
-            SplitError: none is whole.
-        """
+        """A batch of the whole ones, with "left_out" for the others; nothing else where none is whole."""
         damaged = [sample for sample in samples if isinstance(sample, tuple)]
         whole = [sample for sample in samples if not isinstance(sample, tuple)]
-        if not whole:
-            raise SplitError(f"no picture of a batch of {len(samples)} can be read; the first: {damaged[0][1]}")
-        return {**self.data.collate(whole), "left_out": damaged}
+        return {**(self.data.collate(whole) if whole else {}), "left_out": damaged}
 
     def note(self, batch: dict[str, Any]) -> dict[str, Any]:
         """The batch without its notes, which are taken down here; in the main process, after any workers."""
