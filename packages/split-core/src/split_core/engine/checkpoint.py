@@ -128,7 +128,7 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(name.encode())
-        digest.update(memoryview(tensors[name].flatten().view(torch.uint8).numpy()))
+        digest.update(tensors[name].flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

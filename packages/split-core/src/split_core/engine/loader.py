@@ -82,15 +82,15 @@ class Drawn:
     def __init__(self, data: Dataset, seed: int) -> None:
         self.data, self.seed = data, seed
 
-    def __getitems__(self, places: Sequence[Place]) -> list[dict[str, Any]]:
+    def __getitems__(self, places: Sequence[Place]) -> list[Any]:
         together = getattr(self.data, "__getitems__", None)
         if together is not None:
             with self._seeded(places[0]):
-                samples: list[dict[str, Any]] = together([number for number, _ in places])
+                samples: list[Any] = together([number for number, _ in places])
                 return samples
         return [self[place] for place in places]
 
-    def __getitem__(self, place: Place) -> dict[str, Any]:
+    def __getitem__(self, place: Place) -> Any:
         with self._seeded(place):
             return self.data[place[0]]
 
