@@ -63,11 +63,13 @@ def path_of(rows: Sequence[Row]) -> list[Row]:
 
 
 def learner(run: Path, own: Row) -> str:
-    """What learned: the estimator, and how it relaxes splits or how often it fits a batch, where it does."""
+    """What learned: the estimator, and how it relaxes splits, how far its errors reach or how often it fits a batch."""
     settings = resolve.read_recipe(run / resolve.CONFIG_FILE)["estimator"]
     name = str(own["estimator"])
     if "relax" in settings:
         return f"{name} ({settings['relax']})"
+    if settings.get("reach") is not None:
+        return f"{name} (reach {settings['reach']})"
     return f"{name} ({settings['repeats']} fits)" if "repeats" in settings else name
 
 
