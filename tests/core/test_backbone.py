@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import types
+from fractions import Fraction
+from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -368,3 +371,29 @@ def test_train_mode_uses_the_models_own_dropout() -> None:
     assert not torch.allclose(model(picture), first)
     model.eval()
     assert torch.equal(model(picture), model(picture))
+
+
+def test_arguments_that_could_have_no_effect_are_found_when_wrapping() -> None:
+    with pytest.raises(SplitError, match=r"no attention is called 'sdp'\. Did you mean sdpa"):
+        wrap(tiny_vit(), Bright(), attention="sdp")
+    with pytest.raises(SplitError, match=r"attention=None: one of auto, .*sdpa.* is needed"):
+        wrap(tiny_vit(), Bright(), attention=None)
+    with pytest.raises(SplitError, match="rope='corner': a VisionTransformer without rotary positions has no use for"):
+        wrap(tiny_vit(), Bright(), rope="corner")
+    wrap(tiny_vit(), Bright(), rope="center", attention="auto")
+
+
+@pytest.mark.parametrize("budget", [np.float32(0.5), np.float64(0.5), Fraction(1, 2)])
+def test_a_budget_is_any_number(budget: Any) -> None:
+    model = wrap(tiny_vit(), "entropy", budget=budget, stages=np.int64(2))
+    assert model.decision.budget == model.spec.budget == 0.5
+    assert type(model.decision.budget) is float
+    assert type(model.spec.stages) is int
+
+
+@pytest.mark.parametrize("model", ["vit_tiny", None])
+def test_what_is_no_model_is_refused_with_an_example(model: Any) -> None:
+    with pytest.raises(
+        SplitError, match=rf"^model={model!r}: a timm model is needed, such as timm.create_model\('vit_"
+    ):
+        check_backbone(model)

@@ -34,13 +34,16 @@ BYPASSED = (
 """Modules outside blocks and pooling whose call is never made, or (the folded embedding's) not always."""
 
 
-def check_backbone(model: nn.Module) -> Backbone:
+def check_backbone(model: object) -> Backbone:
     """The model, if every part of it can run on a packed mixed-resolution sequence.
 
     Raises:
         SplitError: names the part that cannot.
     """
     name = type(model).__name__
+    if not isinstance(model, nn.Module):
+        example = model if isinstance(model, str) else "vit_small_patch16_224"
+        raise SplitError(f"model={model!r}: a timm model is needed, such as timm.create_model({example!r})")
     if hasattr(model, "unwrap"):
         raise SplitError("the model is already wrapped; call .unwrap() first to wrap it differently")
     if not isinstance(model, Backbone):
