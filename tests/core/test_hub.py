@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import split_core
+from split_core import hub
 from split_core.decision import Decision
 from split_core.errors import SplitError
 from split_core.model import SplitViT
@@ -107,6 +108,117 @@ def edit_config(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
 
 
+def edit(folder: Path, key: str, value: Any) -> None:
+    """Set one value in the file, e.g. spec.stages; `...` removes it."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    *parents, last = key.split(".")
+    section = config
+    for parent in parents:
+        section = section[parent]
+    section[last] = value
+    if value is ...:
+        del section[last]
+    path.write_text(json.dumps(config))
+
+
+def other_type(folder: Path) -> None:
+    state = load_file(folder / "model.safetensors")
+    state["vit.norm.bias"] = state["vit.norm.bias"].half()
+    save_file(state, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "line"),
+    [
+        ("spec.stagez", 2, "there is no key spec.stagez; did you mean stages?"),
+        ("spec.stages", ..., "lacks spec.stages"),
+        ("spec.stages", "2", "spec.stages='2': Input should be a valid integer"),
+        ("spec.stages", 0, "spec.stages=0: Input should be greater than or equal to 1"),
+        ("spec.budget", "x", "spec.budget='x': Input should be a valid number"),
+        ("spec", [1], "spec=[1]: "),
+        ("spec.options.stages", 2, "there is no key spec.options.stages"),
+        ("spec.options.down", "bicubic", "spec.options.down='bicubic': Input should be 'area' or 'bilinear'"),
+        ("spec.options.attention", "sdp", "no attention is called 'sdp'. Did you mean sdpa?"),
+        ("spec.policy", {"name": "nosuch"}, "no policy is called 'nosuch'"),
+        ("spec.policy", {"name": "xattn", "tauu": 3}, "policy.tauu=3: "),
+        ("spec.policy", {}, "no name is given"),
+        ("decision.ruel", "image", "there is no key decision.ruel; did you mean rule?"),
+        ("decision.budget", "x", "decision.budget='x': Input should be a valid number"),
+        ("decision.budget", 3, "decision={"),
+        ("decision.offset", "x", "decision.offset='x': Input should be a valid number"),
+        ("decision.rule", "best", "decision.rule='best': Input should be 'threshold', 'sample', 'image' or 'batch'"),
+        ("dtype", 3, "dtype=3: Input should be 'float16', 'bfloat16', 'float32' or 'float64'"),
+        ("dtype", "nn", "dtype='nn': Input should be"),
+        ("dtype", "float99", "dtype='float99': Input should be"),
+        ("backbone", 3, "backbone=3: Input should be a valid string"),
+        ("backbone", "hf_hub:a/b", "timm cannot build hf_hub:a/b: it has no such model"),
+        ("model_args.patch_size", 0, "timm cannot build vit_tiny_patch16_224 with"),
+        ("transforms.mean", "x", "transforms.mean='x': Input should be a valid array"),
+        ("weights", "x", "there is no key weights"),
+    ],
+)
+def test_a_wrong_key_in_the_configuration_is_named(key: str, value: Any, line: str, tmp_path: Path) -> None:
+    made().save_pretrained(tmp_path)
+    edit(tmp_path, key, value)
+    with pytest.raises(SplitError) as caught:
+        load_pretrained(tmp_path)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert key == "backbone" or key.startswith("model_args") or str(tmp_path / "config.json") in str(caught.value)
+
+
+def test_a_model_is_saved_as_it_is_now(tmp_path: Path) -> None:
+    model = made("vit_small_patch16_dinov3")
+    model.pooling, model.attention, model.compile_blocks = "token", "masked", True
+    again = load_pretrained(model.save_pretrained(tmp_path), compile_blocks=False)
+    assert (again.pooling, again.attention, again.compile_blocks) == ("token", "masked", False)
+    model.compile_blocks = False
+    assert torch.equal(outputs(again), outputs(model))
+
+
+def test_types_that_would_not_come_back_are_not_saved(tmp_path: Path) -> None:
+    model = made()
+    model.policy.half()
+    with pytest.raises(SplitError, match=r"^policy\..* is torch.float16 and the patch embedding torch.float32"):
+        model.save_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("folder", [None, "", "  ", 3], ids=repr)
+def test_what_names_no_folder_is_one_clear_line(folder: Any) -> None:
+    with pytest.raises(SplitError, match="names no folder"):
+        hub.named(folder)
+    if isinstance(folder, str):
+        with pytest.raises(SplitError, match="names no folder"):
+            load_pretrained(folder)
+        with pytest.raises(SplitError, match="names no folder"):
+            made().save_pretrained(folder)
+
+
+def test_the_decision_may_be_chosen_when_loading(tmp_path: Path) -> None:
+    made(policy="entropy", budget=0.6).save_pretrained(tmp_path)
+    assert load_pretrained(tmp_path, budget=0.5).decision == Decision("image", 0.5)
+    assert load_pretrained(tmp_path, rule="batch").decision == Decision("batch", 0.6)
+    again = load_pretrained(tmp_path, budget=0.5, rule="batch", pooling="token")
+    assert (again.decision, again.pooling) == (Decision("batch", 0.5), "token")
+    assert again.tokenize(images(2)).token_fraction.mean() <= 0.5
+    with pytest.raises(SplitError, match="has no effect under rule='threshold'"):
+        load_pretrained(tmp_path, budget=0.5, rule="threshold")
+    learned = made()
+    learned.decision = Decision("threshold", 0.6, 0.25)
+    learned.save_pretrained(tmp_path)
+    assert load_pretrained(tmp_path, budget=0.5).decision == Decision("image", 0.5, 0.25)
+    made(policy="dense").save_pretrained(tmp_path)
+    with pytest.raises(SplitError, match="does not rank patches"):
+        load_pretrained(tmp_path, budget=0.5)
+
+
+@pytest.mark.parametrize("options", [{"stages": 2}, {"policy": "dense"}, {"down": "bilinear"}, {"rope": "corner"}])
+def test_what_belongs_to_the_weights_is_not_chosen_when_loading(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(SplitError, match=r"belongs to the saved weights; budget, rule, attention, .* can be chosen"):
+        load_pretrained(made().save_pretrained(tmp_path), **options)
+
+
 def without_and_with(folder: Path) -> None:
     state = load_file(folder / "model.safetensors")
     state["vit.extra"] = state.pop("vit.norm.bias")
@@ -118,6 +230,7 @@ def without_and_with(folder: Path) -> None:
     ("damage", "line"),
     [
         (without_and_with, r"missing vit.norm.bias; unexpected vit.extra; vit.norm.weight is \(3,\), wanted \(32,\)"),
+        (other_type, r"vit.norm.bias is torch.float16, wanted torch.float32; in all 1 of"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"short"), "model.safetensors cannot be read"),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors cannot be read"),
         (lambda folder: (folder / "config.json").unlink(), "config.json cannot be read"),
@@ -197,3 +310,27 @@ def test_push_and_load_through_a_hub(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert torch.equal(outputs(load_pretrained("someone/vit-split")), outputs(model))
     with pytest.raises(SplitError, match=r"someone/else: no such folder, and the Hub gives nothing: 404 .* \(v1\)$"):
         load_pretrained("someone/else", revision="v1")
+
+
+def test_a_hub_that_cannot_be_asked_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unreachable(Exception):
+        """As httpx.ConnectError: of no class that this package knows."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise Unreachable("[Errno -2] Name or service not known\nmore lines")
+
+    model = made()
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", fail)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(SplitError, match=r"^someone/it: the Hub does not take the model: .* not known$"):
+        model.push_to_hub("someone/it")
+    with pytest.raises(SplitError, match=r"^someone/it: no such folder, and the Hub gives nothing: .* not known$"):
+        load_pretrained("someone/it")
+
+
+@pytest.mark.parametrize("repo", ["a/b/c", "bad name!", "-x/y"])
+def test_a_wrong_name_of_a_repository_is_one_clear_line(repo: str) -> None:
+    model = made()
+    with pytest.raises(SplitError, match="the Hub does not take the model: Repo id must") as caught:
+        model.push_to_hub(repo)
+    assert "\n" not in str(caught.value)

@@ -33,6 +33,11 @@ def unknown(what: str, name: str, choices: Iterable[str]) -> str:
     return f"no {what} is called {name!r}.{hint}{known}"
 
 
+def first_line(error: BaseException) -> str:
+    """What another library's error says, cut to one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 class Stopped(Exception):
     """A run that was asked to stop did so between two steps; started again it goes on from there.
 

@@ -11,46 +11,33 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import timm
 import torch
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from timm.data.config import resolve_model_data_config
 from torch import nn
 
-from split_core.errors import SplitError
+from split_core import saved
+from split_core.errors import SplitError, first_line, nearest
 from split_core.files import write_whole
+from split_core.saved import Options, Saved
+from split_core.saved import Spec as Spec
 from split_core.weights import check_fit
 
 if TYPE_CHECKING:
     from split_core.model import SplitViT
 
-FORMAT = 1
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 Rows = Sequence[Mapping[str, object]]
-
-
-@dataclass(frozen=True)
-class Spec:
-    """What `wrap` was asked for, in plain values; a model keeps it so that it can be saved.
-
-    Args:
-        policy: its name and all of its settings.
-        stages: S.
-        budget: token fraction aimed at, or None.
-        options: the options of `SplitViT` that were given.
-    """
-
-    policy: Mapping[str, Any]
-    stages: int
-    budget: float | None
-    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def save(
@@ -65,8 +52,8 @@ def save(
     Raises:
         SplitError: the model cannot be built again from a configuration: says which part.
     """
+    folder = named(folder)
     config = describe(model, model_args or {})
-    folder = Path(folder)
     if folder.is_file():
         raise SplitError(f"{folder} is a file; a folder is needed")
     state = {key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()}
@@ -84,13 +71,14 @@ def push(model: SplitViT, repo: str, *, private: bool = False, message: str = "U
         options: of `save`.
 
     Raises:
-        SplitError: huggingface_hub is not installed, or the model cannot be saved.
+        SplitError: huggingface_hub is not installed, the model cannot be saved, or the Hub does not take it.
     """
     api = _hub().HfApi()
     with tempfile.TemporaryDirectory() as folder:
         save(model, folder, **options)
-        name = api.create_repo(repo, private=private, exist_ok=True).repo_id
-        return str(api.upload_folder(repo_id=name, folder_path=folder, commit_message=message))
+        with _asking(f"{repo}: the Hub does not take the model"):
+            name = api.create_repo(repo, private=private, exist_ok=True).repo_id
+            return str(api.upload_folder(repo_id=name, folder_path=folder, commit_message=message))
 
 
 def fetch(source: str | Path, *, revision: str | None = None) -> Path:
@@ -99,65 +87,76 @@ def fetch(source: str | Path, *, revision: str | None = None) -> Path:
     Raises:
         SplitError: neither a folder nor a repository that can be read.
     """
-    folder = Path(source)
+    folder = named(source)
     if folder.is_dir():
         return folder
     if isinstance(source, Path) or source.count("/") != 1 or source.startswith((".", "/", "~")):
         raise SplitError(f"{source}: no such folder, and no name of a repository (owner/name)")
-    try:
+    with _asking(f"{source}: no such folder, and the Hub gives nothing"):
         return Path(_hub().snapshot_download(source, revision=revision, allow_patterns=[CONFIG, WEIGHTS]))
-    except (OSError, ValueError) as error:  # huggingface_hub's errors derive from these
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise SplitError(f"{source}: no such folder, and the Hub gives nothing: {reason}") from error
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """The configuration in a folder.
+def named(folder: object) -> Path:
+    """The path of a folder that somebody typed.
 
     Raises:
-        SplitError: there is none, or it is none of ours.
+        SplitError: it is no name.
     """
-    path = folder / CONFIG
+    if not isinstance(folder, str | Path) or not str(folder).strip():
+        raise SplitError(f"{folder!r} names no folder; one like 'models/mine' is needed")
+    return Path(folder)
+
+
+@contextmanager
+def _asking(what: str) -> Iterator[None]:
+    """One line for whatever the Hub or the way to it raises: it has errors of several libraries."""
     try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise SplitError(f"{path} cannot be read: {error}") from error
-    if not isinstance(config, dict) or config.get("split_core") != FORMAT:
-        raise SplitError(f"{path} is no configuration of a wrapped model in format {FORMAT}")
-    missing = {"backbone", "model_args", "transforms", "spec", "decision", "dtype"} - config.keys()
-    if missing:
-        raise SplitError(f"{path} lacks {', '.join(sorted(missing))}")
-    return config
+        yield
+    except SplitError:
+        raise
+    except Exception as error:
+        raise SplitError(f"{what}: {first_line(error)}") from error
 
 
-def build_backbone(config: Mapping[str, Any]) -> nn.Module:
+def build_backbone(config: Saved) -> nn.Module:
     """The untrained timm model of a configuration.
 
     Raises:
         SplitError: timm cannot build it.
     """
+    name = config.backbone
+    if not timm.is_model(name):  # a name with a scheme would be looked for on a hub
+        close = nearest(name, timm.list_models())
+        raise SplitError(
+            f"timm cannot build {name}: it has no such model" + (f"; did you mean {close}?" if close else "")
+        )
     try:
         return timm.create_model(
-            config["backbone"], pretrained=False, pretrained_cfg_overlay=dict(config["transforms"]),
-            **config["model_args"],
-        )  # fmt: skip
-    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise SplitError(f"timm cannot build {config['backbone']} with {config['model_args']}: {reason}") from error
+            name, pretrained=False, pretrained_cfg_overlay=config.transforms.model_dump(), **config.model_args
+        )
+    except Exception as error:  # a model's constructor fails in its own way
+        raise SplitError(f"timm cannot build {name} with {config.model_args}: {first_line(error)}") from error
 
 
 def load_state(model: nn.Module, folder: Path) -> None:
     """Copy the folder's weights into the model; every key must fit.
 
     Raises:
-        SplitError: the file is damaged, or keys or shapes differ; names all of them.
+        SplitError: the file is damaged, or keys, shapes or dtypes differ; names all of them.
     """
     path = folder / WEIGHTS
     try:
         found = load_file(path)
     except (OSError, SafetensorError) as error:
         raise SplitError(f"{path} cannot be read: {error}") from error
-    check_fit(path, found, model.state_dict())
+    wanted = model.state_dict()
+    check_fit(path, found, wanted)
+    cast = sorted(key for key, value in found.items() if value.dtype != wanted[key].dtype)
+    if cast:
+        raise SplitError(
+            f"{path} holds other types than {CONFIG} says: {cast[0]} is {found[cast[0]].dtype}, wanted "
+            f"{wanted[cast[0]].dtype}; in all {len(cast)} of {len(found)} tensors"
+        )
     model.load_state_dict(found)
 
 
@@ -166,6 +165,15 @@ def transforms(vit: Any) -> dict[str, Any]:
     channels = vit.patch_embed.proj.in_channels
     found = {**resolve_model_data_config(vit), "input_size": (channels, *vit.patch_embed.img_size)}
     return {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
+
+
+def options(model: SplitViT) -> Options:
+    """The options of `SplitViT` as the model has them now."""
+    return Options(
+        attention=model.attention, down=model.embed.down, pooling=model.pooling, antialias=model.positions.antialias,
+        rope=model.rope.place, compile_blocks=model.compile_blocks,
+        windows=None if model.windows is None else asdict(model.windows),
+    )  # fmt: skip
 
 
 def describe(model: SplitViT, model_args: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,24 +195,32 @@ def describe(model: SplitViT, model_args: Mapping[str, Any]) -> dict[str, Any]:
     args = dict(getattr(vit, "_model_args", {}))
     args |= {"num_classes": vit.num_classes, "global_pool": vit.global_pool, "img_size": list(vit.patch_embed.img_size)}
     args |= {"in_chans": vit.patch_embed.proj.in_channels, **model_args}
-    config = {
-        "split_core": FORMAT, "backbone": cfg["architecture"], "model_args": args, "transforms": transforms(vit),
-        "spec": asdict(spec), "decision": asdict(model.decision), "license": cfg.get("license") or "other",
-        "dtype": str(vit.patch_embed.proj.weight.dtype).removeprefix("torch."),
-    }  # fmt: skip
+    dtype = vit.patch_embed.proj.weight.dtype
+    for key, value in model.state_dict().items():
+        if value.is_floating_point() and value.dtype != dtype:
+            raise SplitError(f"{key} is {value.dtype} and the patch embedding {dtype}; model.to(one of them) first")
     for key, value in args.items():
         try:
             json.dumps(value)
         except TypeError:
             raise SplitError(f"model argument {key}={value!r} cannot be written to {CONFIG}") from None
+    content = {
+        "split_core": saved.FORMAT, "backbone": cfg["architecture"], "model_args": args, "transforms": transforms(vit),
+        "spec": {**spec.model_dump(), "options": options(model).model_dump()}, "decision": asdict(model.decision),
+        "license": cfg.get("license") or "other", "dtype": str(dtype).removeprefix("torch."),
+    }  # fmt: skip
+    try:
+        config = Saved.model_validate(content, strict=False)
+    except ValidationError as error:
+        raise saved.explained("the model", error) from error
     _check_rebuilt(config, vit)
-    return json.loads(json.dumps(config))
+    return config.model_dump(mode="json")
 
 
-def _check_rebuilt(config: Mapping[str, Any], vit: nn.Module) -> None:
+def _check_rebuilt(config: Saved, vit: nn.Module) -> None:
     with torch.device("meta"):
         twin = build_backbone(config)
-    again = f"timm's {config['backbone']}, built again with {config['model_args']},"
+    again = f"timm's {config.backbone}, built again with {config.model_args},"
     check_fit(again, twin.state_dict(), vit.state_dict())
     if str(twin) != str(vit):
         raise SplitError(f"{again} has other layers than the model; give what is missing as model_args={{...}}")

@@ -33,7 +33,7 @@ class RopeTable(GridTable):
 
     Raises:
         SplitError: the model's rotary positions are of an unknown kind, augmented in training, or not what their class
-            says.
+            says; or it has none and a place is asked for.
     """
 
     def __init__(self, vit: Any, *, place: Place = "center") -> None:
@@ -41,6 +41,8 @@ class RopeTable(GridTable):
         self.place = place
         if self.rope is not None:
             self._check()
+        elif place != "center":
+            raise SplitError(f"rope={place!r}: a {type(vit).__name__} without rotary positions has no use for it")
 
     @property
     def rope(self) -> Any:

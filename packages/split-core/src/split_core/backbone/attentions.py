@@ -31,11 +31,16 @@ def run_attention(attn: Any, x: Float[Tensor, "T d"], stream: Stream) -> Float[T
     if k.shape[1] != q.shape[1]:  # grouped queries: head h reads key head h // group
         k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
     dropout = attn.attn_drop.p if attn.training else 0.0
-    out = stream.attention.attend(q, k, v, stream.segments, scale=attn.scale, dropout=dropout).flatten(1)
+    out = stream.attention.attend(q, k, v, stream.segments, scale=softmax_scale(attn), dropout=dropout).flatten(1)
     out = attn.norm(out) if hasattr(attn, "norm") else out
     if getattr(attn, "gate", None) is not None:
         out = out * attn.gate(x).sigmoid()
     return attn.proj_drop(attn.proj(out))
+
+
+def softmax_scale(module: Any) -> float:
+    """What timm multiplies q k^T with: its fused kernels do not read the module's `scale`."""
+    return module.head_dim**-0.5 if getattr(module, "fused_attn", False) else module.scale
 
 
 def rotate(x: Float[Tensor, "T h e"], rope: Float[Tensor, "T *h e"], *, half: bool) -> Float[Tensor, "T h e"]:
@@ -71,7 +76,11 @@ def _eva(attn: Any, x: Tensor) -> Heads:
     """EVA learns no bias for keys; its fused projection gets the three biases put together at each call."""
     if attn.qkv is None:
         return _split(attn, x)
-    bias = None if attn.q_bias is None else torch.cat([attn.q_bias, attn.k_bias, attn.v_bias])
+    if attn.q_bias is None:
+        return _fused(attn, x)
+    bias = torch.cat([attn.q_bias, attn.k_bias, attn.v_bias])
+    if attn.qkv_bias_separate:
+        return (attn.qkv(x) + bias).unflatten(-1, (3, attn.num_heads, -1)).unbind(1)
     return F.linear(x, attn.qkv.weight, bias).unflatten(-1, (3, attn.num_heads, -1)).unbind(1)
 
 

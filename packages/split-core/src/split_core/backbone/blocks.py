@@ -22,7 +22,7 @@ from timm.models.vision_transformer import (
 )
 from torch import Tensor, nn
 
-from split_core.backbone.attentions import run_attention
+from split_core.backbone.attentions import run_attention, softmax_scale
 from split_core.backbone.stream import Stream, drop_path
 from split_core.backbone.tower import TowerBlock
 
@@ -61,7 +61,7 @@ def run_parallel_block(block: Any, x: Float[Tensor, "T d"], stream: Stream) -> T
     q, k, v = (head.unflatten(-1, (block.num_heads, -1)) for head in heads)
     dropout = block.attn_drop.p if block.training else 0.0
     q, k = block.q_norm(q), block.k_norm(k)
-    attended = stream.attention.attend(q, k, v, stream.segments, scale=block.scale, dropout=dropout).flatten(1)
+    attended = stream.attention.attend(q, k, v, stream.segments, scale=softmax_scale(block), dropout=dropout).flatten(1)
     hidden = block.mlp_drop(block.mlp_act(hidden))
     if getattr(block, "out_proj", None) is not None:
         out = block.out_proj(torch.cat([attended, hidden], -1))

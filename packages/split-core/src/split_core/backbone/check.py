@@ -10,24 +10,40 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from split_core.backbone.blocks import BETWEEN
-from split_core.backbone.probe import probe, probe_pool
+from split_core.backbone.probe import check_untouched, probe, probe_pool
 from split_core.backbone.tower import VisionTower
 from split_core.errors import SplitError
 
 Backbone = VisionTransformer | Eva | VisionTower
-FAMILIES = (VisionTransformerDistilled, VisionTransformer, Eva)
+FAMILIES = (VisionTransformerDistilled, VisionTransformer, Eva, VisionTower)
 """Subclasses first: a model is judged by the first of these that it is."""
-REPLACED = ("forward", "forward_features", "_pos_embed", "forward_head", "pool")
-"""Methods whose work SplitViT does itself, so that a model must not bring its own."""
+REPLACED = (
+    "forward", "forward_features", "_pos_embed", "forward_head", "pool",
+    "tokens", "patch_embed", "pos_embed", "cls_token",
+)  # fmt: skip
+"""Methods whose work SplitViT does itself, as far as a family has them, so that a model must not bring its own."""
+BYPASSED = (
+    "",
+    "patch_embed",
+    "patch_embed.proj",
+    "patch_drop",
+    "blocks",
+    "embeddings",
+    "embeddings.position_embedding",
+)
+"""Modules outside blocks and pooling whose call is never made, or (the folded embedding's) not always."""
 
 
-def check_backbone(model: nn.Module) -> Backbone:
+def check_backbone(model: object) -> Backbone:
     """The model, if every part of it can run on a packed mixed-resolution sequence.
 
     Raises:
         SplitError: names the part that cannot.
     """
     name = type(model).__name__
+    if not isinstance(model, nn.Module):
+        example = model if isinstance(model, str) else "vit_small_patch16_224"
+        raise SplitError(f"model={model!r}: a timm model is needed, such as timm.create_model({example!r})")
     if hasattr(model, "unwrap"):
         raise SplitError("the model is already wrapped; call .unwrap() first to wrap it differently")
     if not isinstance(model, Backbone):
@@ -37,26 +53,35 @@ def check_backbone(model: nn.Module) -> Backbone:
             f"cannot wrap a {name}: a timm VisionTransformer or Eva is needed (ViT, DeiT, CLIP, SigLIP, DINOv2, "
             f"DINOv3, EVA-02, PE), whose tokens are independent of a fixed grid{why}"
         )
-    if isinstance(model, VisionTower):
-        for index, block in enumerate(model.blocks):
-            probe(block, index, model.embed_dim)
-        return model
     family = next(family for family in FAMILIES if isinstance(model, family))
     for method in REPLACED:
-        if getattr(type(model), method) is not getattr(family, method) or method in vars(model):
+        own = getattr(type(model), method, None) is not getattr(family, method, None)
+        if own or (hasattr(family, method) and method in vars(model)):
             raise SplitError(
                 f"cannot wrap a {name}, which has its own {method}: packed tokens do not pass through it, so the "
                 f"result would differ. Wrap a plain timm VisionTransformer or Eva"
             )
+    parts = dict(model.named_modules())
+    for path in BYPASSED:
+        if path in parts:
+            check_untouched(path, parts[path])
+    if isinstance(model, VisionTower):
+        _check_convolution(model.patch_embed.proj)
+        for index, block in enumerate(model.blocks):
+            probe(block, index, model.embed_dim)
+        return model
     if not isinstance(model.patch_drop, nn.Identity | None):
         raise SplitError(
             "cannot wrap a model with patch_drop: it removes tokens that the layout counts. "
             "Create it with patch_drop_rate=0"
         )
-    if not isinstance(model.patch_embed, PatchEmbed):
+    if type(model.patch_embed) is not PatchEmbed:
         raise SplitError(
             f"cannot wrap a {name} whose patch embedding is a {type(model.patch_embed).__name__}, not one convolution"
         )
+    _check_convolution(model.patch_embed.proj)
+    if isinstance(model.patch_embed.norm, nn.Identity):
+        check_untouched("patch_embed.norm", model.patch_embed.norm)
     _check_pooling(model)
     rope = "per_head" if getattr(model, "rope_mixed", False) else "shared"
     for index, block in enumerate(model.blocks):
@@ -86,6 +111,18 @@ def check_reducible(model: nn.Module) -> Backbone:
                 f"attention and MLP; supported are {', '.join(kind.__name__ for kind in BETWEEN)}"
             )
     return vit
+
+
+def _check_convolution(proj: nn.Module) -> None:
+    """The patch embedding is folded and applied at every scale, so it must be what its weights say."""
+    if type(proj) is not nn.Conv2d:
+        raise SplitError(f"cannot wrap a model whose patch embedding is a {type(proj).__name__}, not one Conv2d")
+    apart = proj.stride == proj.kernel_size and proj.padding in ((0, 0), "valid")
+    if not apart or proj.dilation != (1, 1) or proj.groups != 1:
+        raise SplitError(
+            f"cannot wrap a model whose patches overlap or leave gaps: its patch embedding is {proj}; stride equal to "
+            f"kernel_size, no padding, dilation or groups are needed"
+        )
 
 
 def _check_pooling(model: Backbone) -> None:

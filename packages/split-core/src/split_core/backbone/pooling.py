@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from split_core.backbone.attentions import softmax_scale
+
 
 def pool_attention(
     pool: Any, x: Float[Tensor, "T d"], image: Int[Tensor, " T"], batch: int, weight: Float[Tensor, " T"]
@@ -24,7 +26,7 @@ def pool_attention(
     heads = pool.num_heads
     q = pool.q_norm(pool.q(pool.latent[0]).unflatten(-1, (heads, -1)).transpose(0, 1))  # (h, l, e)
     k, v = pool.kv(x).unflatten(-1, (2, heads, -1)).unbind(1)
-    score = torch.einsum("the,hle->thl", pool.k_norm(k), q).float() * pool.scale
+    score = torch.einsum("the,hle->thl", pool.k_norm(k), q).float() * softmax_scale(pool)
     where = image[:, None, None].expand_as(score)
     # The softmax does not depend on what is subtracted; no gradient need flow through the maximum.
     top = score.new_full((batch, *score.shape[1:]), -torch.inf).scatter_reduce(0, where, score.detach(), "amax")
