@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from split_core import resolve
 from split_core.errors import SplitError, nearest, unknown
@@ -29,7 +30,7 @@ class ClusterConfig(PluginConfig):
         mem_gb: memory of a node in GB.
         timeout_min: minutes after which Slurm stops a job; it is then queued again and goes on.
         max_timeouts: how many times it is queued again after a time-out.
-        signal_delay_s: seconds before the end at which the run is told to save.
+        signal_delay_s: seconds before the end at which the run is told to save; fewer than timeout_min has.
         setup: shell lines that run first on the node.
         array_parallelism: runs of a sweep at one time.
     """
@@ -40,15 +41,22 @@ class ClusterConfig(PluginConfig):
     qos: str | None = None
     constraint: str | None = None
     nodes: int = Field(1, ge=1)
-    gpus_per_node: int | str | None = Field(None, pattern=None)
+    gpus_per_node: int | str | None = None
     tasks_per_node: int | None = Field(None, ge=1)
     cpus_per_task: int | None = Field(None, ge=1)
-    mem_gb: float | None = Field(None, gt=0)
+    mem_gb: float | None = Field(None, ge=0.001, allow_inf_nan=False)  # Slurm takes 0M for all there is
     timeout_min: int = Field(1440, ge=1)
     max_timeouts: int = Field(100, ge=0)
     signal_delay_s: int = Field(120, ge=1)
     setup: tuple[str, ...] = ()
     array_parallelism: int = Field(8, ge=1)
+
+    @field_validator("gpus_per_node", mode="before")
+    @classmethod
+    def _counted(cls, value: object) -> object:
+        if value is not None and not re.fullmatch(r"([\w.-]+:)?[0-9]{1,4}", str(value)):
+            raise ValueError("should be a number or type:number, such as h200:8")
+        return value
 
     @property
     def gpus(self) -> int:
@@ -84,18 +92,19 @@ def read_cluster(chosen: str | Mapping[str, Any]) -> ClusterConfig:
         raise SplitError(f"cluster: {unknown('cluster', name, clusters())}")
     try:
         config = ClusterConfig.model_validate({**resolve.read_recipe(path), **typed})
-        config.gpus  # noqa: B018 (a wrong count is found here)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         key = ".".join(map(str, fault["loc"]))
         close = nearest(key, ClusterConfig.model_fields)
         if fault["type"] == "extra_forbidden":
             raise SplitError(f"cluster.{key}: no such setting." + (f" Did you mean cluster.{close}?" if close else ""))  # noqa: B904
-        raise SplitError(f"cluster.{key}={fault['input']}: {fault['msg'].removeprefix('Input ')}") from None
-    except ValueError as error:
-        if isinstance(error, SplitError):
-            raise
-        raise SplitError("cluster.gpus_per_node: should be a number or type:number, such as h200:8") from None
+        what = re.sub(r"^(Input|Value error,) ", "", fault["msg"])
+        raise SplitError(f"cluster.{key}={fault['input']}: {what}") from None
+    if config.signal_delay_s >= 60 * config.timeout_min:
+        raise SplitError(
+            f"cluster.signal_delay_s={config.signal_delay_s}: should be less than the {60 * config.timeout_min} s of"
+            f" cluster.timeout_min={config.timeout_min}"
+        )
     if config.kind == "slurm" and shutil.which("sbatch") is None:
         raise SplitError(f"cluster={name}: sbatch is not on this machine; use a login node, or cluster=local")
     if config.kind == "local" and config.nodes > 1:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from clusters import ClusterConfig
 from split_core.errors import SplitError
-from split_core.files import append_line
+from split_core.files import append_line, read_records
 
-JOBS, RECORD = "jobs", "submitted.jsonl"
+JOBS, RECORD, STARTS = "jobs", "submitted.jsonl", "starts.log"
 QUEUED_AGAIN_S = 120
 """Seconds that the other ranks wait for Slurm to end them after rank 0 has queued the job again."""
 
@@ -95,7 +95,7 @@ def submit(commands: Mapping[Path, Sequence[str]], folder: Path, cluster: Cluste
         place.mkdir(parents=True, exist_ok=True)
         executor = _executor(submitit, place, cluster)
         jobs = [Job(arguments, launch) for arguments in commands.values()]
-        with redirect_stderr(io.StringIO()):  # submitit prints what sbatch says; the error below holds it
+        with _told_to(place / STARTS):
             if len(jobs) == 1:
                 started = [executor.submit(jobs[0])]
             else:
@@ -109,9 +109,32 @@ def submit(commands: Mapping[Path, Sequence[str]], folder: Path, cluster: Cluste
         {"id": job.job_id, "kind": cluster.kind, "run_dir": str(run_dir), "log": str(job.paths.stdout)}
         for run_dir, job in zip(commands, started, strict=True)
     ]
+    if cluster.kind == "local":  # what makes the number mean this process and no later one
+        here = socket.gethostname()
+        records = [{**record, "host": here, "started": _started(record["id"])} for record in records]
     for record in records:
         append_line(place / RECORD, json.dumps(record))
     return records
+
+
+@contextmanager
+def _told_to(log: Path) -> Iterator[None]:
+    """What is started within has `log` as its output and no input: a background job that held our pipes would keep
+    their readers (``| tail``, ``$(...)``) waiting until it ends. What cluster.setup and submitit print is in `log`."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [os.dup(number) for number in range(3)]
+    try:
+        with Path(os.devnull).open("rb") as nothing, log.open("ab") as file:
+            for number, other in enumerate((nothing, file, file)):
+                os.dup2(other.fileno(), number)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, own in enumerate(kept):
+            os.dup2(own, number)
+            os.close(own)
 
 
 def _executor(submitit: Any, place: Path, cluster: ClusterConfig) -> Any:
@@ -143,25 +166,40 @@ def _executor(submitit: Any, place: Path, cluster: ClusterConfig) -> Any:
 
 def submitted(folder: Path) -> list[dict[str, Any]]:
     """The jobs that were submitted for a run or a sweep, oldest first, each with its "state"."""
-    path = folder / JOBS / RECORD
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-    return [{**row, "state": state(row)} for row in rows]
+    rows = read_records(folder / JOBS / RECORD)
+    whole = [row for row in rows if all(isinstance(row.get(key), str) for key in ("id", "kind", "log"))]
+    return [{**row, "state": state(row)} for row in whole]
 
 
 def state(record: Mapping[str, Any]) -> str:
-    """What Slurm, or this machine's process table, says of a job."""
+    """What Slurm, or the process table of the machine that a local job runs on, says of a job."""
     if record["kind"] == "local":
-        try:
-            os.kill(int(record["id"]), 0)
-        except (ProcessLookupError, PermissionError):
-            return "ended"
-        return "running"
+        host = record.get("host", socket.gethostname())
+        if host != socket.gethostname():
+            return f"unknown (started on {host})"
+        started = _started(record["id"])
+        return "running" if started is not None and record.get("started", started) == started else "ended"
     command = ["squeue", "-h", "-t", "all", "-o", "%T", "-j", str(record["id"])]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return "unknown (squeue does not answer)"
     return done.stdout.split()[0].lower() if done.stdout.split() else "no longer in the queue"
+
+
+def _started(pid: str) -> str | None:
+    """When the living process of this number was started, in the system's own words; None where there is none.
+
+    Numbers are given again, so the number alone does not say that it is the same process. A system without /proc
+    says no more than that there is one.
+    """
+    if not Path("/proc/self/stat").exists():
+        return "" if subprocess.run(["ps", "-p", pid], capture_output=True, check=False).returncode == 0 else None
+    try:
+        facts = Path(f"/proc/{int(pid)}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return None
+    return None if facts[0] in "ZX" else facts[19]  # proc(5): the third and the 22nd field
 
 
 def _last_line(error: BaseException) -> str:

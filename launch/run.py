@@ -137,9 +137,10 @@ def sweep_all(arguments: Sequence[str], run_dir: Path, cluster: ClusterConfig | 
             print(f"job {record['id']}  {Path(record['run_dir']).name}  log {record['log']}")
         print(f"state and table: do=status run_dir={run_dir}")
         return 0
-    codes = sweep.run_here(runs, Path(__file__))
-    print(sweep.table(run_dir))
-    return next((code for code in codes if code), 0)
+    try:
+        return sweep.run_here(runs, Path(__file__))
+    finally:
+        print(sweep.table(run_dir), flush=True)
 
 
 def _only(tree: dict[str, Any], known: set[str]) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import sweep
 from jobs import submitted
+from split_core.engine.results import read_metrics
 from split_core.errors import SplitError
 from split_core.resolve import CONFIG_FILE
 from state import state_of
@@ -22,17 +22,9 @@ def status(run_dir: Path) -> str:
         return "\n".join([sweep.table(run_dir), *_jobs(run_dir)])
     if not (run_dir / CONFIG_FILE).is_file() and not submitted(run_dir):
         raise SplitError(f"run_dir={run_dir} holds neither a run nor a sweep")
-    return "\n".join([f"{run_dir}: {_state(run_dir)}", *_phases(run_dir), *_jobs(run_dir)])
-
-
-def _state(run_dir: Path) -> str:
-    from split_core.engine.lock import holder
-
-    by = holder(run_dir)
-    state = state_of(run_dir)
-    if state == "stopped":
-        return "stopped; the command that started it goes on"
-    return f"running, by {by}" if by else state
+    state, _ = state_of(run_dir)
+    more = "; the command that started it goes on" if state == "stopped" else ""
+    return "\n".join([f"{run_dir}: {state}{more}", *_phases(run_dir), *_jobs(run_dir)])
 
 
 def _phases(run_dir: Path) -> list[str]:
@@ -41,14 +33,9 @@ def _phases(run_dir: Path) -> list[str]:
     for phase in sorted((run_dir / "checkpoints").glob("*")):
         steps = sorted(int(path.name) for path in phase.glob("[0-9]*"))
         lines += [f"  {phase.name}: checkpoint after step {steps[-1]}"] if steps else []
-    path = run_dir / "metrics.jsonl"
-    for line in reversed(path.read_text(encoding="utf-8").splitlines() if path.is_file() else []):
-        try:
-            row = json.loads(line)
-        except ValueError:  # cut short by a kill
-            continue
+    for row in read_metrics(run_dir / "metrics.jsonl")[-1:]:
         shown = ", ".join(f"{key} {row[key]:.4g}" for key in ("loss", "error", "token_fraction") if key in row)
-        return [*lines, f"  last logged: {row['phase']} step {row['step']}" + (f", {shown}" if shown else "")]
+        lines.append(f"  last logged: {row['phase']} step {row['step']}" + (f", {shown}" if shown else ""))
     return lines
 
 

@@ -5,18 +5,24 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from split_core.errors import SplitError
-from split_core.files import write_whole
+from pydantic import BaseModel, ValidationError
+
+from split_core.engine.interrupt import Interrupt
+from split_core.engine.results import metric_of
+from split_core.errors import SplitError, Stopped
+from split_core.files import unreadable, write_whole
 from state import state_of
 
 SWEEP_FILE = "sweep.json"
+LOOK_S = 0.2
+"""How often a sweep looks whether it was told to stop."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,19 @@ class Combination:
     run_dir: Path
     values: dict[str, str]
     arguments: list[str]
+
+
+class NotedRun(BaseModel):
+    """A run as sweep.json names it."""
+
+    run_dir: str
+    values: dict[str, str]
+
+
+class Noted(BaseModel):
+    """What sweep.json holds."""
+
+    runs: list[NotedRun]
 
 
 def combinations(arguments: Sequence[str], run_dir: Path) -> list[Combination]:
@@ -73,14 +92,69 @@ def split_values(text: str) -> list[str]:
 
 
 def note(run_dir: Path, runs: Sequence[Combination]) -> None:
-    """Write down which runs belong to the sweep."""
-    rows = [{"run_dir": str(run.run_dir), "values": run.values} for run in runs]
-    write_whole(run_dir / SWEEP_FILE, json.dumps({"runs": rows}, indent=1) + "\n")
+    """Write down which runs belong to the sweep; those of an earlier one over the same settings stay in its table.
+
+    Raises:
+        SplitError: the sweep in run_dir is over other settings, or its file cannot be read.
+    """
+    rows = {str(run.run_dir): run.values for run in runs}
+    if (run_dir / SWEEP_FILE).is_file():
+        earlier = dict(_runs_of(run_dir))
+        there, here = (list(next(iter(values.values()))) for values in (earlier, rows))
+        if set(there) != set(here):
+            raise SplitError(
+                f"run_dir={run_dir} holds a sweep over other settings ({', '.join(there)} there, {', '.join(here)}"
+                " here); choose another run_dir"
+            )
+        rows = {**earlier, **rows}
+    content = {"runs": [{"run_dir": place, "values": values} for place, values in rows.items()]}
+    write_whole(run_dir / SWEEP_FILE, json.dumps(content, indent=1) + "\n")
 
 
-def run_here(runs: Sequence[Combination], launcher: Path) -> list[int]:
-    """One after another in processes of their own, so that one that fails stops no other; their exit codes."""
-    return [subprocess.run([sys.executable, str(launcher), *run.arguments], check=False).returncode for run in runs]
+def run_here(runs: Sequence[Combination], launcher: Path) -> int:
+    """One after another in processes of their own, so that one that fails stops no other.
+
+    Told to stop, it tells the run of the moment, waits until that has saved, and starts no further one.
+
+    Returns: the exit code of the run that was told to stop, or else the first that is not 0.
+
+    Raises:
+        Stopped: it was told to, and not by way of a run's own exit code.
+    """
+    codes: list[int] = []
+    interrupt = Interrupt()
+    interrupt.watch()
+    try:
+        for run in runs:
+            codes.append(_run(run, launcher, interrupt))
+            if interrupt.asked:
+                break
+    finally:
+        interrupt.restore()
+    if not interrupt.asked:
+        return next((code for code in codes if code), 0)
+    if codes[-1] < 0 or (codes[-1] == 0 and len(codes) < len(runs)):  # before it could listen, or at its very end
+        raise Stopped(f"the sweep stopped as asked in run {len(codes)} of {len(runs)}", again=interrupt.again)
+    return codes[-1] or next((code for code in codes if code), 0)
+
+
+def _run(run: Combination, launcher: Path, interrupt: Interrupt) -> int:
+    """One run in its own process, which never outlives this one's interest in it; its exit code."""
+    child = subprocess.Popen([sys.executable, str(launcher), *run.arguments])
+    try:
+        told = False
+        while True:
+            if interrupt.asked and not told:
+                child.send_signal(signal.SIGUSR2 if interrupt.again else signal.SIGTERM)
+                told = True
+            try:
+                return child.wait(LOOK_S)
+            except subprocess.TimeoutExpired:
+                continue
+    finally:
+        if child.poll() is None:  # Ctrl-C: a terminal tells both, kill -INT this process alone
+            child.terminate()
+            child.wait()
 
 
 def table(run_dir: Path) -> str:
@@ -89,25 +163,17 @@ def table(run_dir: Path) -> str:
     Raises:
         SplitError: there is no sweep.
     """
-    from split_core.engine.results import RESULTS, metric_of, read_results
-    from split_core.engine.tables import Table, number, plus_minus
+    from split_core.engine.tables import NONE, Table, number, plus_minus
 
-    try:
-        rows = json.loads((run_dir / SWEEP_FILE).read_text(encoding="utf-8"))["runs"]
-    except (OSError, ValueError, KeyError) as error:
-        raise SplitError(f"{run_dir / SWEEP_FILE} cannot be read: {error}") from error
-    keys = list(rows[0]["values"])
+    runs = _runs_of(run_dir)
+    keys = list(runs[0][1])
     cells, metrics = [], []
-    for row in rows:
-        folder = Path(row["run_dir"])
-        result: dict[str, Any] = {}
-        if (folder / RESULTS).is_file():
-            result = read_results(folder / RESULTS, hint="finish the run first")["rows"][-1]
+    for folder, values in runs:
+        state, result = state_of(Path(folder))
         metric = metric_of(result) or "score"
         metrics += [metric] if result else []
         cells.append([
-            *row["values"].values(), state_of(folder), result.get("method", "-"),
-            number(result.get("token_fraction")),
+            *(values[key] for key in keys), state, result.get("method", NONE), number(result.get("token_fraction")),
             plus_minus(result.get(metric), result.get(f"{metric}_se"), signed=False), number(result.get("error")),
         ])  # fmt: skip
     name = metrics[0] if len(set(metrics)) == 1 else "score"
@@ -115,3 +181,21 @@ def table(run_dir: Path) -> str:
     text = made.markdown()
     write_whole(run_dir / "sweep.md", f"# {made.title}\n\n{text}\n")
     return text
+
+
+def _runs_of(run_dir: Path) -> list[tuple[str, dict[str, str]]]:
+    """(run_dir, values) of every run that sweep.json names, each with the same keys.
+
+    Raises:
+        SplitError: it cannot be read, or says no such thing.
+    """
+    path = run_dir / SWEEP_FILE
+    try:
+        runs = Noted.model_validate_json(path.read_bytes()).runs
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except ValidationError:
+        runs = []
+    if len({frozenset(run.values) for run in runs}) != 1 or not runs[0].values:
+        raise SplitError(f"{path} is damaged: it names no runs of a sweep; choose another run_dir for a new one")
+    return [(run.run_dir, run.values) for run in runs]

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "launch")]
@@ -179,14 +180,22 @@ def slurm(folder: Path) -> Iterator[Count]:
         "Slurm: told to stop, or preempted on two nodes, and queued again; a rank refused; a wrong partition",
         "as tests/slurm says",
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-o", "addopts=", "-q", "tests/slurm", "-p", "no:cacheprovider"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    for letter in done.stdout.splitlines()[0].split()[0]:
-        if letter in ".F":
-            count.add(letter == ".")
+    for good in outcomes(ROOT / "tests" / "slurm", folder / "outcomes.xml"):
+        count.add(good)
     yield count
+
+
+def outcomes(tests: Path, report: Path) -> list[bool]:
+    """Whether each test that pytest ran there passed; a fixture that fails, or a pytest that does, is a failure too."""
+    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-q", tests, "-p", "no:cacheprovider"]
+    code = subprocess.run([*command, f"--junitxml={report}"], cwd=ROOT, capture_output=True, check=False).returncode
+    cases = list(ElementTree.parse(report).iter("testcase")) if report.is_file() else []
+    passed = [case.find("failure") is None and case.find("error") is None for case in cases if not _skipped(case)]
+    return passed if code in (0, 5) or not all(passed) else [*passed, False]
+
+
+def _skipped(case: ElementTree.Element) -> bool:
+    return case.find("skipped") is not None
 
 
 PARTS = (kills, checkpoints, disks, processes, pictures, words, slurm)

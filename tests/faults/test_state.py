@@ -245,3 +245,27 @@ def test_a_run_told_to_stop_says_where_and_resumes(
 def test_an_impossible_precision_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(SplitError, match="precision=fp16 needs a GPU; use bf16 or no on a CPU"):
         sessions.Session(configure(tmp_path, precision="fp16"))
+
+
+def test_somebody_who_looks_keeps_no_run_from_starting(tmp_path: Path) -> None:
+    """A look at the lock takes it for a moment; a run that starts then waits for that moment and no longer."""
+    code = "import pathlib, sys\nfrom split_core.engine.lock import holder\n"
+    code += "print(flush=True)\nwhile True: holder(pathlib.Path(sys.argv[1]))"
+    RunLock(tmp_path).release()
+    watcher = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+    try:
+        assert watcher.stdout
+        watcher.stdout.readline()
+        for _ in range(300):
+            RunLock(tmp_path).release()
+    finally:
+        watcher.kill()
+        watcher.communicate()
+
+
+@pytest.mark.parametrize("damage", ["[1]", "", b"\xff", "null"])
+def test_a_holder_whose_name_cannot_be_read_is_another_process(damage: str | bytes, tmp_path: Path) -> None:
+    lock = RunLock(tmp_path)
+    (tmp_path / ".lock").write_bytes(damage if isinstance(damage, bytes) else damage.encode())
+    assert holder(tmp_path) == "another process"
+    lock.release()

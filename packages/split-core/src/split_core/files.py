@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from split_core.errors import SplitError
 
@@ -33,16 +35,39 @@ def write_whole(path: Path, content: bytes | str) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add one line. A kill may cut it short, so readers pass over a line that does not parse.
+    """Add one line. A kill or a full disk may cut it short: the next one starts afresh, `read_records` passes over it.
 
     Raises:
         SplitError: as `write_whole`.
     """
     try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        with path.open("a+b") as file:
+            if end := file.seek(0, os.SEEK_END):
+                file.seek(end - 1)
+                line = line if file.read(1) == b"\n" else "\n" + line
+            file.write(line.encode() + b"\n")
     except OSError as error:
         raise unwritable(path, error) from error
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects that `append_line` wrote, in order. Lines that are none are passed over: cut short, damaged in
+    a byte, or JSON of another kind. A missing file has none.
+
+    Raises:
+        SplitError: it cannot be read.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise unreadable(path, error) from error
+    found = []
+    for line in lines:
+        with suppress(ValueError, RecursionError):
+            found.append(json.loads(line.decode()))
+    return [record for record in found if isinstance(record, dict)]
 
 
 def sync_folder(folder: Path) -> None:
@@ -57,3 +82,8 @@ def sync_folder(folder: Path) -> None:
 def unwritable(path: Path, error: OSError) -> SplitError:
     """The line for a file that cannot be written."""
     return SplitError(f"{path} cannot be written: {error.strerror or error}; what was there before still stands")
+
+
+def unreadable(path: Path, error: Exception) -> SplitError:
+    """The line for a file that cannot be read."""
+    return SplitError(f"{path} cannot be read: {(isinstance(error, OSError) and error.strerror) or error}")

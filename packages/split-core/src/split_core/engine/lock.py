@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import socket
+import time
 from pathlib import Path
 from typing import IO
 
@@ -17,6 +18,9 @@ from split_core.files import unwritable
 logger = logging.getLogger(__name__)
 LOCK_FILE = ".lock"
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+PATIENCE_S, PAUSE_S = 1.0, 0.02
+"""How long a lock that is taken is asked for again, and how often: `holder` has it for a moment, and so have the
+workers of a run that was killed until they end too."""
 
 
 class RunLock:
@@ -37,7 +41,7 @@ class RunLock:
         except OSError as error:
             raise SplitError(f"run_dir={run_dir} cannot be written: {error.strerror or error}") from error
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(self._file)
         except OSError as error:
             if error.errno not in UNSUPPORTED:
                 self._file.close()
@@ -63,7 +67,6 @@ def holder(run_dir: Path) -> str | None:
     """Who holds the lock of run_dir, in words; None when nobody does."""
     try:
         with (run_dir / LOCK_FILE).open(encoding="utf-8") as file:
-            text = file.read()
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except OSError as error:
@@ -71,13 +74,27 @@ def holder(run_dir: Path) -> str | None:
                     return None
             else:
                 return None
-        facts = json.loads(text)
+            facts = json.load(file)
     except OSError:
         return None
     except ValueError:  # taken a moment ago, its holder not yet written down
         return "another process"
+    if not isinstance(facts, dict):
+        return "another process"
     job = f", Slurm job {facts['job']}" if facts.get("job") else ""
     return f"process {facts.get('pid')} on {facts.get('host')}{job}"
+
+
+def _take(file: IO[str]) -> None:
+    """Lock it for this process alone; raises what flock does when `PATIENCE_S` is over."""
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise
+        time.sleep(PAUSE_S)
 
 
 def _job() -> str | None:

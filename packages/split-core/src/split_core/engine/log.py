@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
+from split_core.engine.results import read_metrics
 from split_core.files import append_line, write_whole
 
 T = TypeVar("T")
@@ -47,15 +48,8 @@ class RunLog:
         """Drop a phase's lines from `step` on: a resumed run writes them again."""
         if not self.writes or not self.path.is_file():
             return
-        lines = []
-        for line in self.path.read_text().splitlines():
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:  # the line a kill cut short
-                continue
-            if row.get("phase") != phase or row.get("step", 0) < step:
-                lines.append(line)
-        write_whole(self.path, "".join(f"{line}\n" for line in lines))
+        kept = [row for row in read_metrics(self.path) if row["phase"] != phase or row["step"] < step]
+        write_whole(self.path, "".join(f"{json.dumps(row)}\n" for row in kept))
 
     def write(self, phase: str, step: int, numbers: Mapping[str, float]) -> None:
         """One step's numbers, to the file at once and to TensorBoard."""

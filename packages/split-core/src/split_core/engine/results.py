@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from split_core.errors import SplitError
-from split_core.files import write_whole
+from split_core.files import read_records, unreadable, write_whole
 
 RESULTS = "results.json"
 
@@ -33,9 +33,10 @@ def read_results(path: Path, *, hint: str) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SplitError(f"{path} is missing: {hint}") from None
-    except (OSError, ValueError) as error:
-        raise SplitError(f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict) or not content.get("rows"):
+    except (OSError, ValueError, RecursionError) as error:
+        raise unreadable(path, error) from error
+    rows = content.get("rows") if isinstance(content, dict) else None
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise SplitError(f"{path} holds no results: {hint}")
     return content
 
@@ -46,14 +47,14 @@ def metric_of(row: Mapping[str, Any]) -> str | None:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; a last line that a kill cut short is passed over, a missing file has none."""
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return rows
+    """The whole lines of metrics.jsonl: phase, step and numbers. Others are passed over, a missing file has none."""
+    return [record for record in read_records(path) if _is_step(record)]
+
+
+def _is_step(record: Mapping[str, Any]) -> bool:
+    numbers = {key: value for key, value in record.items() if key != "phase"}
+    whole = isinstance(record.get("phase"), str) and isinstance(record.get("step"), int)
+    return whole and all(isinstance(value, int | float) for value in numbers.values())
 
 
 def _finite(value: Any) -> Any:
