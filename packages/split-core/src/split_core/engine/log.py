@@ -63,7 +63,7 @@ class RunLog:
 
     def say(self, text: str) -> None:
         """A line for the reader."""
-        self.console.print(text, highlight=False)
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def track(self, items: Iterable[T], *, total: int, title: str, start: int = 0) -> Iterator[T]:
         """Iterate with a bar on a terminal, and with a plain line now and then elsewhere."""
