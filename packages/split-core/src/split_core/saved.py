@@ -109,7 +109,10 @@ def _line(path: object, fault: Any) -> str:
         return f"{path} lacks {key}"
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         parent = fault["loc"][:-1]
-        known = {(): Saved, ("spec",): Spec, ("spec", "options"): Options, ("transforms",): Transforms}.get(parent)
-        close = nearest(fault["loc"][-1], known.model_fields if known else Decision.__dataclass_fields__)
+        sections: dict[tuple[str, ...], type[BaseModel]] = {
+            (): Saved, ("spec",): Spec, ("spec", "options"): Options, ("transforms",): Transforms,
+        }  # fmt: skip
+        section = sections.get(parent)
+        close = nearest(fault["loc"][-1], section.model_fields if section else Decision.__dataclass_fields__)
         return f"{path}: there is no key {key}" + (f"; did you mean {close}?" if close else "")
     return f"{path}: {key}={fault['input']!r}: {fault['msg']}"
