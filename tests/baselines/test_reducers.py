@@ -350,7 +350,7 @@ def patched() -> nn.Module:
 REFUSALS: dict[str, tuple[Any, str, dict[str, Any], str]] = {
     "class token": (lambda: tiny_vit("gap"), "evit", {}, "no class token"),
     "blocks": (lambda: tiny_vit(block_fn=ParallelScalingBlock), "tome", {}, "blocks.0 is a ParallelScalingBlock"),
-    "patched": (patched, "tome", {}, r"blocks\.1 .* probably patched or hooked"),
+    "patched": (patched, "tome", {}, r"blocks\.1 .* has forward hooks"),
     "twice": (lambda: split_baselines.apply(tiny_vit(), "tome"), "evit", {}, "already wrapped"),
     "not a ViT": (lambda: nn.Linear(1, 1), "tome", {}, "cannot wrap a Linear"),
     "name": (tiny_vit, "tmoe", {}, "Did you mean tome"),
