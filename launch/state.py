@@ -28,7 +28,7 @@ def _row(run_dir: Path) -> dict[str, Any] | None:
         row: dict[str, Any] = read_results(run_dir / RESULTS, hint="finish the run first")["rows"][-1]
     except SplitError:
         return None
-    metric = metric_of(row)
+    metric = metric_of(row) or "score"
     numbers = [row.get(key) for key in ("token_fraction", "error", metric, f"{metric}_se")]
     whole = isinstance(row.get("method"), str) and all(isinstance(value, int | float | None) for value in numbers)
     return row if whole else None
