@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from split_core.calibrate import offset_for
-from split_core.engine import train
+from split_core.engine import evaluate, train
 from split_core.engine.adapt import load_learner
 from split_core.engine.calibration import sampled
 from split_core.engine.handover import after
@@ -60,6 +60,20 @@ def test_the_next_estimator_starts_from_the_taught_policy_on_the_scale_of_odds(
     assert own["estimator"] == "credit + ppo"
     assert own["learned_images"] == 48 + 80
     assert any(line["phase"] == "adapt_xattn_warmstart" for line in metrics(run_dir)) == bool(images)
+
+
+def test_a_trained_run_needs_no_other_run(taught: Path, tmp_path: Path) -> None:
+    start = tmp_path / "taught.safetensors"
+    start.write_bytes(taught.read_bytes())
+    config = follower(tmp_path / "run", start, images=0)
+    train.main(config)
+    before = json.loads((tmp_path / "run" / "results.json").read_text())["rows"]
+    start.unlink()
+    evaluate.main(config.model_copy(update={"do": "eval"}))
+    after_ = json.loads((tmp_path / "run" / "results.json").read_text())["rows"]
+    assert [row["error"] for row in after_] == [row["error"] for row in before]
+    with pytest.raises(SplitError, match="there is no such file"):
+        open_run(follower(tmp_path / "other", start))
 
 
 def test_rescaling_changes_logits_and_not_their_order(taught: Path, tmp_path: Path) -> None:

@@ -69,14 +69,14 @@ def own_settings(config: RunConfig, policy: str) -> dict[str, Any]:
 def load_learner(session: Session, weights: str, policy: str, *, rule: Any = None) -> Learner:
     """A model of this run by the stem of its weights, with another policy if `policy` is not the one saved with it."""
     path = session.run_dir / "models" / f"{weights}.safetensors"
-    saved = session.learner(own_settings(session.config, stage_of(weights)), rule=rule)
+    saved = session.learner(own_settings(session.config, stage_of(weights)), rule=rule, start=False)
     saved.facts = load_weights(path, saved.modules())
     if "offset" in saved.facts and chooser(saved.model).learned:
         # its logits only order parents; the budget is spent here
         decision = saved.split.decision
         saved.split.decision = Decision(decision.rule, decision.budget, saved.facts["offset"])
     if policy != stage_of(weights):
-        other = session.learner(own_settings(session.config, policy), rule=rule)
+        other = session.learner(own_settings(session.config, policy), rule=rule, start=False)
         saved.split.policy, saved.split.decision = other.split.policy, other.split.decision
     return saved.eval()
 

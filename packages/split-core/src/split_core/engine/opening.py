@@ -24,10 +24,11 @@ def open_run(config: RunConfig) -> Session:
             f"eval.calibrate=test needs more images than are evaluated: {config.eval.split} has "
             f"{len(session.data(config.eval.split))} and eval.images is {config.eval.images}"
         )
-    if config.do == "train":
+    trains = config.do == "train"
+    if trains:
         _check_shares(session)
-    learner = session.learner(config.policy)
-    if config.warmstart.policy is not None:
+    learner = session.learner(config.policy, start=trains)
+    if trains and config.warmstart.policy is not None:
         load_policy(config.warmstart.policy, learner)
     _check_error(config, learner.task)
     model = learner.model

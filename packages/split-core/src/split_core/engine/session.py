@@ -184,8 +184,15 @@ class Session:
         """Class names of the data."""
         return tuple(self.described.classes)
 
-    def learner(self, policy: str | dict[str, Any], *, budget: float | None = None, rule: Any = None) -> Learner:
-        """A fresh copy of the starting backbone, wrapped by a method, and the task on top of it."""
+    def learner(
+        self, policy: str | dict[str, Any], *, budget: float | None = None, rule: Any = None, start: bool = True
+    ) -> Learner:
+        """A fresh copy of the starting backbone, wrapped by a method, and the task on top of it.
+
+        Args:
+            start: from the weights of `init`; False where the run's own are loaded next, for what is trained needs no
+                other run any more.
+        """
         torch.manual_seed(self.config.seed)
         config = self.config
         model = assemble(copy.deepcopy(self._vit), policy, config, budget=budget or config.budget, rule=rule)
@@ -193,7 +200,7 @@ class Session:
         task = registry.build("task", config.task, context)
         model.taps = task.taps
         learner = Learner(model.to(self.device), task.to(self.device))
-        if config.init is not None:
+        if config.init is not None and start:
             if not Path(config.init).is_file():
                 made = Path(config.init).parent.parent
                 raise SplitError(
