@@ -28,7 +28,7 @@ import run  # noqa: E402
 from faults.damage import FORMATS, damaged, picture_bytes  # noqa: E402
 from faults.kills import kill_and_resume  # noqa: E402
 from faults.ranks import LIMIT, together  # noqa: E402
-from faults.tiny_run import SETTINGS, arguments, differences, losses  # noqa: E402
+from faults.tiny_run import SETTINGS, arguments, differences  # noqa: E402
 from split_core import resolve  # noqa: E402
 from split_core.engine.checkpoint import Checkpoints  # noqa: E402
 from split_core.engine.session import provenance  # noqa: E402
@@ -39,6 +39,7 @@ from split_core.task import DataContext  # noqa: E402
 from split_tasks.data.index import read_index  # noqa: E402
 from split_tasks.vqa.configs import LlavaDataConfig  # noqa: E402
 from split_tasks.vqa.data.llava import LlavaConversations  # noqa: E402
+from tinyrun import metrics  # noqa: E402
 
 
 @dataclass
@@ -120,7 +121,7 @@ def processes(folder: Path) -> Iterator[Count]:
             result["waited"] < LIMIT and 0 not in result["codes"] and "process of this run is gone" in result["said"][0]
         )
     assert {*results["one"]["codes"], *results["two"]["codes"]} == {0}
-    for alone, shared in zip(losses(folder / "one"), losses(folder / "two"), strict=True):
+    for alone, shared in zip(metrics(folder / "one"), metrics(folder / "two"), strict=True):
         key = "loss" if "loss" in alone else "error"
         same.add(alone["step"] == shared["step"] and abs(shared[key] - alone[key]) <= 2e-3 * abs(alone[key]))
     yield lost

@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 from faults.ranks import LIMIT, together
-from faults.tiny_run import losses
 from split_core.draws import shared_generator, uniform
 from split_core.engine import shard
 from split_core.engine.loader import evaluation_batches
 from split_core.engine.ranks import Ranks, lost_peer
 from split_core.errors import SplitError
+from tinyrun import metrics
 
 SECONDS = 600
 
@@ -112,7 +112,7 @@ def test_one_process_reads_what_several_divided(tmp_path: Path) -> None:
 
 
 def assert_same_losses(alone_in: Path, shared_in: Path) -> None:
-    one, two = losses(alone_in), losses(shared_in)
+    one, two = metrics(alone_in), metrics(shared_in)
     assert [(row["phase"], row["step"]) for row in one] == [(row["phase"], row["step"]) for row in two]
     for alone, shared in zip(one, two, strict=True):
         for key in ("loss", "error", "token_fraction", "imitation", "lambda", "tau"):

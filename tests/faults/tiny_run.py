@@ -1,4 +1,4 @@
-"""A whole training run of about a second: digits, a one-block model, warm start, PPO and evaluation."""
+"""A whole training run of about a second, with a checkpoint after every step."""
 
 from __future__ import annotations
 
@@ -10,26 +10,21 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+import tinyrun
 from split_core import resolve
 from split_core.config import RunConfig
+from tinyrun import metrics
 
-SETTINGS: dict[str, Any] = {
-    "task": "cls",
-    "data": {"name": "digits", "val": 32},
-    "model": {"name": "digits_vit", "weights": "none", "dim": 16, "depth": 1, "heads": 2},
-    "policy": "xattn",
-    "budget": 0.5,
-    "adapt": {"images": 96, "batch_size": 16, "dense_fraction": 0.25, "backbone_lr": 1e-3},
-    "warmstart": {"tau": 0.03},
-    "estimator": {"name": "ppo", "images": 128, "batch_size": 16, "lr": 1e-3, "normalize_advantage": True},
-    "eval": {"images": 20, "batch_size": 8, "random_draws": 2, "methods": ["random"]},
-    "bench": {"batch_sizes": [4], "repeats": 1, "warmup": 0},
-    "draw": {"count": 1},
-    "checkpoint": {"every_steps": 1},
-    "device": "cpu",
-    "threads": 1,
-    "log_every": 1,
-}
+SETTINGS: dict[str, Any] = resolve.merge(
+    tinyrun.SETTINGS,
+    {
+        "adapt": {"images": 96},
+        "warmstart": {"tau": 0.03},
+        "estimator": {"images": 128, "normalize_advantage": True, "dual": {"init": 0.0}},
+        "eval": {"methods": ["random"]},
+        "checkpoint": {"every_steps": 1},
+    },
+)
 
 
 def configure(run_dir: Path, **changes: Any) -> RunConfig:
@@ -43,14 +38,9 @@ def arguments(run_dir: Path, **changes: Any) -> list[str]:
     return [f"recipe={recipe}", f"run_dir={run_dir}"]
 
 
-def losses(run_dir: Path) -> list[dict[str, Any]]:
-    """Every logged step."""
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
 def differences(run_dir: Path, straight: Path) -> list[str]:
     """What of losses, weights and evaluation differs between two runs; empty when all is equal to the last bit."""
-    found = [] if losses(run_dir) == losses(straight) else ["metrics.jsonl"]
+    found = [] if metrics(run_dir) == metrics(straight) else ["metrics.jsonl"]
     for weights in sorted((straight / "models").iterdir()):
         mine, theirs = load_file(run_dir / "models" / weights.name), load_file(weights)
         if mine.keys() != theirs.keys() or not all(torch.equal(mine[key], theirs[key]) for key in mine):

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import run
-from faults.tiny_run import arguments, losses
+from faults.tiny_run import arguments
+from tinyrun import metrics
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.slurm
@@ -63,7 +64,7 @@ CLUSTER = ["cluster=slurm", "cluster.tasks_per_node=2", "cluster.cpus_per_task=1
 
 def assert_same_losses(run_dir: Path, straight: Path) -> None:
     """Steps and losses of two processes are those of one that ran straight through."""
-    mine, theirs = losses(run_dir), losses(straight)
+    mine, theirs = metrics(run_dir), metrics(straight)
     assert [(row["phase"], row["step"]) for row in mine] == [(row["phase"], row["step"]) for row in theirs]
     for ours, other in zip(mine, theirs, strict=True):
         # one process and two add in different orders, so a sampled split may fall the other way at a near-tie
