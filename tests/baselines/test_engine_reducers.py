@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import tinyrun
 from split_core import resolve
 from split_core.config import RunConfig
 from split_core.engine import bench, compare, evaluate, train
@@ -24,21 +25,16 @@ from split_core.flops import backbone_flops
 from split_core.reducer import Reducer
 
 REDUCERS = ["tome", "dtem", "evit", "dynamicvit", "resize"]
-SETTINGS: dict[str, Any] = {
-    "task": "cls",
-    "data": {"name": "digits", "val": 32},
-    "model": {"name": "digits_vit", "weights": "none", "dim": 16, "depth": 4, "heads": 2},
-    "policy": "entropy",
-    "budget": 0.7,
-    "adapt": {"images": 48, "batch_size": 16, "backbone_lr": 1e-3},
-    "eval": {"images": 12, "batch_size": 8, "methods": ["dense", *REDUCERS, "quadformer"]},
-    "bench": {"batch_sizes": [4], "repeats": 1, "warmup": 0},
-    "draw": {"count": 1},
-    "checkpoint": {"every_steps": 2},
-    "device": "cpu",
-    "threads": 1,
-    "log_every": 1,
-}
+SETTINGS: dict[str, Any] = resolve.merge(
+    tinyrun.SETTINGS,
+    {
+        "model": {"depth": 4},
+        "policy": "entropy",
+        "budget": 0.7,
+        "adapt": {"images": 48, "dense_fraction": 0.0},
+        "eval": {"images": 12, "methods": ["dense", *REDUCERS, "quadformer"]},
+    },
+)
 
 
 def configure(run_dir: Path, **changes: Any) -> RunConfig:

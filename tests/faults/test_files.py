@@ -134,9 +134,10 @@ def test_a_batch_without_a_whole_picture_is_passed_over_or_ends_training(root: P
     for path in (root / "val" / "cat").glob("*.png"):
         path.write_bytes(b"")
     data = Tolerant(folder(root), "val", LeftOut(named=False))
-    batches = list(evaluation_batches(data, 1, range(99)))
+    batches = list(evaluation_batches(data, 1, range(99), gaps=True))
     assert sorted(len(batch.get("image", ())) for batch in batches) == [0, 0, 0, 0, 1, 1, 1, 1]
     assert batches.count({}) == len(data.left_out.lines) == 4
+    assert [len(batch["image"]) for batch in evaluation_batches(data, 1, range(99))] == [1, 1, 1, 1]
     with pytest.raises(SplitError, match=r"no picture of the batch of step \d can be read"):
         list(training_batches(Tolerant(folder(root), "val", LeftOut(named=False)), 1, range(40), seed=0))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 
-from split_core.errors import SplitError
+from split_core.errors import SplitError, first_line
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".jp2"})
 """What counts as a picture in a folder, in any case."""
@@ -95,7 +95,7 @@ def upright(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Iterator[tuple
         raise PictureError(f"{path} has more than the {max_pixels} pixels that max_pixels allows") from None
     # Pillow's decoders raise what comes, by format: SyntaxError, struct.error, zlib.error, KeyError, OverflowError ...
     except (Exception, MemoryError) as error:
-        raise PictureError(f"{path} cannot be read: {_first_line(error)}") from None
+        raise PictureError(f"{path} cannot be read: {first_line(error)}") from None
 
 
 @contextmanager
@@ -115,10 +115,6 @@ def _limit(max_pixels: int) -> Iterator[None]:
 
 def _transparent(image: Image.Image) -> bool:
     return image.mode in {"RGBA", "LA", "PA", "La", "RGBa"} or "transparency" in image.info
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

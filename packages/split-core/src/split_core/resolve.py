@@ -18,7 +18,7 @@ from yaml import YAMLError, safe_dump
 
 from split_core import registry
 from split_core.config import GROUPS, RunConfig
-from split_core.errors import SplitError, nearest, unknown
+from split_core.errors import SplitError, first_line, nearest, unknown
 from split_core.files import write_whole
 
 ALIASES = {"image": "draw.image", "question": "draw.question"}
@@ -50,7 +50,7 @@ def parse_arguments(arguments: Sequence[str], *, groups: Sequence[str] = GROUPS)
         try:
             value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=True)["value"]  # type: ignore[index,call-overload]
         except (OmegaConfBaseException, YAMLError) as error:
-            raise SplitError(f"{key}={text}: the value cannot be read, {_first_line(error)}") from error
+            raise SplitError(f"{key}={text}: the value cannot be read, {first_line(error)}") from error
         *parents, last = ALIASES.get(key, key).split(".")
         node = tree
         for parent in parents:
@@ -97,7 +97,7 @@ def read_recipe(path: Path, *, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     try:
         tree = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     except (OSError, UnicodeDecodeError, OmegaConfBaseException, YAMLError) as error:
-        raise SplitError(f"recipe {path} cannot be read: {_first_line(error)}") from error
+        raise SplitError(f"recipe {path} cannot be read: {first_line(error)}") from error
     if not isinstance(tree, dict):
         raise SplitError(f"recipe {path} should hold 'key: value' lines")
     layer = {str(key): value for key, value in tree.items()}
@@ -293,7 +293,3 @@ def fields(schema: Any) -> Iterator[str]:
         for key, field in schema.model_fields.items():
             yield key
             yield from (f"{key}.{inner}" for inner in fields(field.annotation))
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

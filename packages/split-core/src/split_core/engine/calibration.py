@@ -31,8 +31,6 @@ def sampled(session: Session, learner: Learner, split: str, *, start: int = 0) -
     sample = []
     images = range(start, start + CALIBRATION_IMAGES)
     for batch in evaluation_batches(session.data(split), config.eval.batch_size, images, workers=config.workers):
-        if not batch:
-            continue
         batch = to_device(batch, session.device)
         objects = objects_of(learner, batch["target"], model.embed.grid(batch["image"].shape[-2:]))
         valid = valid_of(model, batch)

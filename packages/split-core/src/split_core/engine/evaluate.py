@@ -100,8 +100,9 @@ def tally(
     rank, world = session.ranks.rank, session.ranks.world
     mine = range(rank, total, world)
     batches = evaluation_batches(
-        data, config.batch_size, range(config.images), workers=session.config.workers, rank=rank, world=world
-    )
+        data, config.batch_size, range(config.images), workers=session.config.workers, rank=rank, world=world,
+        gaps=True,
+    )  # fmt: skip
     collected: dict[int, dict[str, dict[str, Array]]] = {}
     metrics = {m.name: _metrics(session, learners[m.name]) for m in methods}
     for index, batch in zip(mine, session.log.track(batches, total=len(mine), title="evaluate"), strict=True):
@@ -189,7 +190,7 @@ def speed(session: Session, learners: Mapping[str, Learner]) -> tuple[dict[str, 
     beyond its output."""
     config = session.config
     size, data = config.bench.batch_sizes[0], session.data(config.eval.split)
-    batch = next(batch for batch in evaluation_batches(data, size, range(config.eval.images)) if batch)
+    batch = next(evaluation_batches(data, size, range(max(size, config.eval.images))))
     batch = to_device(batch, session.device)
     images = batch["image"]
     timed = {name: learner for name, learner in learners.items() if not chooser(learner.model).analysis}

@@ -142,16 +142,17 @@ def training_batches(
 
 
 def evaluation_batches(
-    data: Dataset, batch_size: int, samples: range, *, workers: int = 0, rank: int = 0, world: int = 1
-) -> Iterator[dict[str, Any]]:
+    data: Dataset, batch_size: int, samples: range, *, workers: int = 0, rank: int = 0, world: int = 1,
+    gaps: bool = False,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
     """The samples with these numbers in order, each once; numbers past the end are left out. A batch of which no
-    picture can be read is {}.
+    picture can be read is passed over, or with `gaps` is {}, so that processes that count batches stay together.
 
     Of several processes each gets whole batches, every world-th one, so that a batch is the same whoever computes it.
     """
     numbers = [number for number in samples if number < len(data)]
     batches = [numbers[i : i + batch_size] for i in range(0, len(numbers), batch_size)]
-    yield from _loader(data, data, batches[rank::world], workers)
+    yield from (batch for batch in _loader(data, data, batches[rank::world], workers) if batch or gaps)
 
 
 def _loader(data: Any, read: Any, batches: Iterable[list[Any]], workers: int) -> Iterator[dict[str, Any]]:

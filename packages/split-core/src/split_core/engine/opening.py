@@ -10,7 +10,6 @@ from split_core.engine.lock import RunLock
 from split_core.engine.session import Session
 from split_core.engine.shard import check_precision
 from split_core.errors import SplitError
-from split_core.pyramid import check_waste
 from split_core.task import Task
 
 
@@ -33,7 +32,6 @@ def open_run(config: RunConfig) -> Session:
     _check_error(config, learner.task)
     model = learner.model
     grid = model.embed.grid(tuple(model.vit.patch_embed.img_size))
-    check_waste(grid)
     for budget in (config.budget, *(config.adapt.budget_range or ())):
         check_reachable(budget, grid)
     session.ranks.same(lambda: claim(session))

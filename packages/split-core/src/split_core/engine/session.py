@@ -31,7 +31,7 @@ from split_core.engine.log import RunLog
 from split_core.engine.ranks import Ranks, lost_peer
 from split_core.engine.saver import Saver
 from split_core.engine.tolerance import LeftOut, Tolerant
-from split_core.errors import SplitError, Stopped
+from split_core.errors import SplitError, Stopped, first_line
 from split_core.files import unwritable
 from split_core.model import SplitViT
 from split_core.reducer import Reducer
@@ -113,7 +113,7 @@ class Session:
         if error is not None and self.ranks.world > 1 and lost_peer(error):
             raise SplitError(
                 f"rank {self.ranks.rank}: another process of this run is gone, its own log says why; the same command"
-                f" goes on from the last checkpoint ({str(error).splitlines()[0]})"
+                f" goes on from the last checkpoint ({first_line(error)})"
             ) from error
         if isinstance(error, OSError) and error.errno in DISK_FAULTS:
             raise unwritable(Path(error.filename or self.run_dir), error) from error
@@ -215,8 +215,6 @@ class Session:
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
         """Images of the first `limit` samples of a split, and the cells of `model` that hold picture; on the device."""
         for batch in evaluation_batches(self.data(split), batch_size, range(limit), workers=self.config.workers):
-            if not batch:
-                continue
             batch = to_device(batch, self.device)
             yield batch["image"][:batch_size], valid_of(model, batch)  # images cut into windows make more rows
 
@@ -246,8 +244,8 @@ def check_device(name: str) -> torch.device:
         device = torch.device("cpu" if name == "auto" else name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise SplitError(f"device={name}: {first}. Use auto, cpu, or cuda on a machine with a GPU") from error
+        reason = first_line(error)
+        raise SplitError(f"device={name}: {reason}. Use auto, cpu, or cuda on a machine with a GPU") from error
     return device
 
 

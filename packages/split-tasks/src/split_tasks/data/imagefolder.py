@@ -13,7 +13,7 @@ from torch import Tensor
 from torchvision import datasets
 from torchvision.transforms import v2
 
-from split_core.errors import SplitError
+from split_core.errors import SplitError, first_line
 from split_core.pictures import PictureError, is_picture, read_picture
 from split_core.task import DataContext, Problem
 from split_tasks.configs import ImageFolderConfig
@@ -62,7 +62,7 @@ class ImageFolder:
         try:
             files = datasets.ImageFolder(str(folder), is_valid_file=lambda path: is_picture(Path(path)))
         except FileNotFoundError as error:
-            raise SplitError(f"data.root: {str(error).splitlines()[0]}") from None
+            raise SplitError(f"data.root: {first_line(error)}") from None
         classes = tuple(files.classes)
         if self.split != "train" and (self.root / "train").is_dir():
             check_classes(classes, tuple(datasets.folder.find_classes(str(self.root / "train"))[0]), folder)

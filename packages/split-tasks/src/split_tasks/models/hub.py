@@ -9,7 +9,7 @@ from typing import Any
 import timm
 from torch import nn
 
-from split_core.errors import SplitError
+from split_core.errors import SplitError, first_line
 from split_core.task import ModelContext
 from split_tasks.configs import TimmConfig
 from split_tasks.models.weights import load_strict, read_weights
@@ -57,8 +57,7 @@ def _from_hub(name: str, options: dict[str, Any]) -> nn.Module:
         return timm.create_model(name, pretrained=True, **options)
     except (OSError, RuntimeError, ValueError) as error:
         # huggingface_hub's errors derive from these three; their texts run over many lines.
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise SplitError(
-            f"model.weights=hub: cannot get the weights of {name}: {reason}. Give a file with model.weights=PATH, "
-            f"or model.weights=none for random ones"
+            f"model.weights=hub: cannot get the weights of {name}: {first_line(error)}. Give a file with "
+            f"model.weights=PATH, or model.weights=none for random ones"
         ) from None

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from split_core.errors import SplitError
+from split_core.errors import SplitError, first_line
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -33,7 +33,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for a damaged or an unsafe file
-        raise SplitError(f"weights: {path} cannot be read as plain weights: {str(error).splitlines()[0]}") from None
+        raise SplitError(f"weights: {path} cannot be read as plain weights: {first_line(error)}") from None
     for key in ("model", "state_dict"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]

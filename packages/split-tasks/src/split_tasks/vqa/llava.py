@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoImageProcessor, LlavaConfig, LlavaForConditionalGeneration
 
 from split_core.backbone.tower import VisionTower
-from split_core.errors import SplitError
+from split_core.errors import SplitError, first_line
 from split_core.features import Features
 from split_core.policy import SplitPolicy
 from split_core.types import Layout
@@ -185,5 +185,4 @@ def one_line(what: str) -> Iterator[None]:
     except SplitError:
         raise
     except (OSError, ValueError, ImportError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise SplitError(f"{what}: {reason}") from None
+        raise SplitError(f"{what}: {first_line(error)}") from None
